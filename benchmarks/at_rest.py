@@ -28,7 +28,7 @@ KINDS = ("chat", "stream", "left", "schema", "regex", "wrong")
 
 @dataclass(frozen=True)
 class Rest:
-    """Open files, and MiB of private memory, behind so many requests."""
+    """Open files, and MiB of private memory, after a number of requests."""
 
     requests: int
     server_files: int
@@ -38,7 +38,7 @@ class Rest:
 
 
 def request_of(number: int) -> tuple[str, str, dict[str, Any]]:
-    """Kind, path and body."""
+    """Return kind, path and body of a request."""
     kind = KINDS[number % len(KINDS)]
     said = f"tell {number * 7919 % 200} of {number * 104729 % 50}"
     body: dict[str, Any] = {"messages": [{"role": "user", "content": said}], "max_tokens": 12}
@@ -61,9 +61,9 @@ def request_of(number: int) -> tuple[str, str, dict[str, Any]]:
 
 
 async def ask(url: str, number: int) -> None:
-    """Raises RuntimeError for an answer of another kind than the request's."""
+    """Send a request. Raises RuntimeError if the answer is of another kind than the request."""
     kind, path, body = request_of(number)
-    patience = aiohttp.ClientTimeout(total=None)  # also where the machine does much else
+    patience = aiohttp.ClientTimeout(total=None)  # enough for a busy machine
     async with (
         aiohttp.ClientSession(timeout=patience) as session,
         session.post(url + path, json=body) as reply,
@@ -93,7 +93,7 @@ def rest_of(requests: int, server: psutil.Process, engine: psutil.Process) -> Re
 
 
 def growth(found: list[Rest], name: str) -> float:
-    """For each thousand requests, by least squares over the last half of the bursts."""
+    """Return the growth per thousand requests, by least squares over the last half of bursts."""
     later = found[len(found) // 2 :]
     thousands = [one.requests / 1000 for one in later]
     return float(np.polyfit(thousands, [getattr(one, name) for one in later], 1)[0])
@@ -109,7 +109,7 @@ async def measure(
         bar = progress.add_task("bursts", total=bursts)
         for index in range(bursts):
             await burst(url, index * count, count)
-            await asyncio.sleep(pause)  # until the engine's idle moment has collected garbage
+            await asyncio.sleep(pause)  # lets the idle engine collect garbage
             found.append(rest_of((index + 1) * count, server, engine))
             progress.advance(bar)
     return found

@@ -1,4 +1,4 @@
-"""What the machine can do at most: the rate of a big matrix product, and of reading memory."""
+"""The machine's ceilings: the rate of a large matrix product, and of reading memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
-    """{"gemm_rate" flop/s, "gemm_rates" by whose product, "read_bandwidth" bytes/s}."""
+    """Measure {"gemm_rate" flop/s, "gemm_rates" by library, "read_bandwidth" bytes/s}."""
     import torch
 
     from rootlace.kernels.native.build import NativeUnavailable
@@ -26,7 +26,7 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
 
 
 def measure_apart(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
-    """`measure` in a process of its own: no library's threads stay behind in this one."""
+    """Run `measure` in a separate process, so that no library's threads stay in this one."""
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=fresh) as pool:
         return pool.submit(measure, threads, dtype, seconds).result()

@@ -1,4 +1,4 @@
-"""What benchmarks share: options; where, when and with what they ran; tables and progress bars."""
+"""Common parts of benchmarks: options; machine, date and versions; tables and progress bars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq",
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Machine, versions, date and commit."""
+    """Return machine, versions, date and commit."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -46,7 +46,7 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checkout's commit, with `+` where tracked files differ from it; "" outside of git."""
+    """Return the checkout's commit, with `+` if tracked files differ; "" outside of git."""
     head = _git("rev-parse", "--short=12", "HEAD")
     return head + ("+" if head and _git("status", "--porcelain", "--untracked-files=no") else "")
 
@@ -67,7 +67,7 @@ def package_version(name: str) -> str | None:
 
 
 def new_parser(benchmark: str, doc: str | None) -> argparse.ArgumentParser:
-    """The options that all benchmarks have; more are to be added. `doc`: its module's."""
+    """Make a parser with the options of all benchmarks. `doc`: the benchmark's docstring."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}",
         description=doc,
@@ -78,13 +78,12 @@ def new_parser(benchmark: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 class Report:
-    """What a benchmark found, beside where, when, and with which options it ran: begun when it
-    begins to measure."""
+    """Results of a benchmark, with machine, date and options of the run; made before measuring."""
 
     def __init__(self, benchmark: str, arguments: argparse.Namespace, *packages: str) -> None:
-        """`packages`: whose versions matter, too."""
+        """`packages`: further packages whose versions matter."""
         self.found: dict[str, Any] = {"benchmark": benchmark, **environment(*packages)}
-        # Where files lie says nothing about the measurement.
+        # Paths of files do not matter for the measurement.
         self.found["options"] = {
             name: [one.name for one in given if isinstance(one, Path)] or given
             if isinstance(given, list)
@@ -96,21 +95,21 @@ class Report:
         self._foreign = ForeignLoad()
 
     def add(self, name: str, value: Any) -> None:
-        """Dataclasses, alone or in lists, become objects."""
+        """Add dataclasses, alone or in lists, as objects."""
         self.found[name] = msgspec.to_builtins(value)
 
     def foreign_line(self) -> str:
-        """How many cores other programs kept busy until now, which is recorded, too."""
+        """Record how many cores other programs kept busy so far; return that as a line."""
         self.found["foreign_cores"] = cores = self._foreign.cores()
         return f"other programs kept {cores:.2f} cores busy meanwhile"
 
     def write(self) -> None:
-        """JSON has no NaN: what was not measured is null. numpy's numbers become plain ones."""
+        """Write JSON: null for NaN, which means not measured, and plain numbers for numpy's."""
         if self._path is not None:
             _write_json(self._path, self.found)
 
     def write_part(self, name: str) -> None:
-        """As `write`, but as the part `name` of what is in the file already."""
+        """Write the part `name` of the file; keep its other parts."""
         if self._path is not None:
             whole: dict[str, Any] = {}
             if self._path.exists():
@@ -125,8 +124,8 @@ def _write_json(path: Path, found: dict[str, Any]) -> None:
 
 
 def aim(value: float | None, sign: str, bound: float, unit: str = "") -> dict[str, Any]:
-    """{target, value, met}: what was aimed at (`sign` is >=, <= or <) and what was found; value and
-    met are None where that was not measured."""
+    """Return {target, value, met}: the aim (`sign` is >=, <= or <) and the result; value and met
+    are None if not measured."""
     target = f"{sign} {bound:.4g}{unit}"
     if value is None or not math.isfinite(value):
         return {"target": target, "value": None, "met": None}
@@ -135,7 +134,7 @@ def aim(value: float | None, sign: str, bound: float, unit: str = "") -> dict[st
 
 
 def console_of(width: int) -> Console:
-    """A console whose lines are `width` long where they go to a file."""
+    """Return a console with lines of `width` for output to a file."""
     console = Console()
     if not console.is_terminal:
         console.width = width
@@ -143,8 +142,7 @@ def console_of(width: int) -> Console:
 
 
 def table_of(title: str, rows: Mapping[str, Any], columns: Mapping[str, str]) -> Table:
-    """A row per name, and what stands in each column, of a row's figures; one that failed has its
-    error instead."""
+    """Return a table with a row per name and a column per figure; failed rows have their error."""
     table = new_table(title, "", *columns)
     for name, row in rows.items():
         cells = [row["error"]] if "error" in row else [c.format(**row) for c in columns.values()]
@@ -153,7 +151,7 @@ def table_of(title: str, rows: Mapping[str, Any], columns: Mapping[str, str]) ->
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table of numbers, with a name in the first column; narrow enough for 80 columns."""
+    """Return a table of numbers with a name in the first column, for a width of 80 columns."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
     for place, name in enumerate(columns):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
@@ -161,8 +159,8 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that is gone at the end. Drawn once a second: drawing takes time from what is
-    measured."""
+    """Return a bar that disappears at the end. It is drawn once a second, since drawing takes time
+    from the measurement."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=1
@@ -170,5 +168,5 @@ def progress_bar(console: Console) -> Progress:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-quantile (0 to 1) by linear interpolation; nan of nothing."""
+    """Return the q-quantile (0 to 1) by linear interpolation; nan of no values."""
     return float(np.quantile(values, q)) if len(values) else math.nan

@@ -1,9 +1,9 @@
-"""What neighbours that take cores cost: `python -m benchmarks.cpu_neighbour [--json FILE]`.
+"""Cost of neighbours that take cores: `python -m benchmarks.cpu_neighbour [--json FILE]`.
 
-Steps of a model on the native kernels, for some seconds alone and for some beside programs that
-never rest, each of which may use one core and no other, in turns. What counts is how many steps are
-done, not the fastest one. With one neighbour on two cores, one core and half of the other are left:
-an even division gives half of the throughput, a perfect one three quarters.
+Steps of a model on the native kernels run for some seconds alone, and for some beside programs that
+never rest and have one core each, in turns. The result is the number of steps, not the fastest one.
+With one neighbour on two cores, one core and half of the other are left: an even division gives
+half of the throughput, a perfect one three quarters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARE = 0.45
 
 @dataclass
 class Result:
-    """Steps per second, of each turn."""
+    """Steps per second of each turn."""
 
     model: str
     case: str
@@ -50,7 +50,7 @@ class Result:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """So many programs, the last cores' first hardware threads being theirs."""
+    """Run so many programs, on the first hardware threads of the last cores."""
     cores = [core.threads[0] for core in read_cores().all][::-1][:count]
     spin = "import os; os.sched_setaffinity(0, [{}])\nwhile True: pass"
     running = [subprocess.Popen([sys.executable, "-c", spin.format(core)]) for core in cores]

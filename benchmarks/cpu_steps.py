@@ -65,7 +65,7 @@ class Case:
     shared: int = 0
 
     def tables(self) -> np.ndarray:
-        """Blocks of its rows."""
+        """Return the block tables of the rows."""
         found = random_tables(self.rows, self.context, BLOCK_SIZE)
         found[:, : self.shared // BLOCK_SIZE] = found[0, : self.shared // BLOCK_SIZE]
         return found
@@ -95,9 +95,9 @@ def least_seconds(
     limits: Limits,
     read: tuple[int, int] | None = None,
 ) -> dict[str, float]:
-    """What the products of the layers, attention and the output head take at least. Products read
-    their weights, attention reads each key and value once, however many rows share it. `read`: the
-    bytes of the layers' weights and of the head's, where these are codes."""
+    """Return the least time of the products of the layers, of attention and of the output head.
+    Products read their weights; attention reads each key and value once, however many rows share
+    it. `read`: bytes of the layers' weights and of the head's, if these are codes."""
     rate, bandwidth = limits
     whole = step_work(spec, [Row(case.new, case.context)] * case.rows, size)
     two, one = (step_work(spec, [Row(1, context)], size).read for context in (2, 1))
@@ -124,7 +124,7 @@ def loaded(
     config = ModelConfig.read(folder)
     kind = chosen_dtype(executor, config) if dtype is None else numpy_dtype(dtype)
     model = on_cpu(ModelSetup(config, executor, cache, kind, "cpu", weights_of))
-    # Products of zeros take less time.
+    # Products of zeros would be faster.
     pool = as_tensor(model.pool)
     if pool.dtype == torch.uint8:
         pool.fill_(60)  # codes, scales and offsets that are numbers
@@ -134,7 +134,7 @@ def loaded(
 
 
 def product_bytes(file: Path) -> tuple[int, int]:
-    """Of the weights of a file's layers that steps multiply by, and of its head's."""
+    """Return the bytes of a file's weights that a step's layers multiply by, and of its head's."""
     weights = load_weights(ModelConfig.read(file), torch.bfloat16, torch.device("cpu"), None)
     products = (one for layer in weights.layers for one in layer.products())
     layers = sum(tensor.nbytes for one in products for tensor in tensors(one))
@@ -143,7 +143,7 @@ def product_bytes(file: Path) -> tuple[int, int]:
 
 
 class Subject:
-    """A model on the native kernels, taken apart."""
+    """A model on the native kernels, divided into its parts."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Subject:
         self._sampler = Sampler(vocab, model.sampling, HostMasks(vocab))
 
     def run(self, plan: StepPlan) -> tuple[float, dict[str, float]]:
-        """Seconds of a step, and of its parts."""
+        """Return the seconds of a step and of its parts."""
         self._nanos[:] = 0
         start = time.perf_counter()
         hidden = self._forward.run(plan)
@@ -185,14 +185,14 @@ class Subject:
 
 
 class Transformers:
-    """The same model as transformers runs it."""
+    """The same model in transformers."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def step(self, case: Case, known: np.ndarray) -> Callable[[], object]:
-        """A step of `case`, to be called again and again."""
+        """Return a function that runs a step of `case`."""
         ids = torch.from_numpy(known).long().tile(case.rows, 1)
         old, cache = case.context - case.new, DynamicCache(config=self._model.config)
         if old:
@@ -215,7 +215,7 @@ class Reference:
         self._folder, self._threads = folder, threads
 
     def step(self, case: Case, known: np.ndarray) -> Callable[[], object]:
-        """A step of `case`, to be called again and again."""
+        """Return a function that runs a step of `case`."""
         tables = case.tables()
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=tables.size)
         executor = ExecutorConfig(
@@ -244,7 +244,7 @@ def measure(
     kv_dtype: KVDtype = "auto",
     dtype: torch.dtype | None = None,
 ) -> list[Result]:
-    """The fastest step of each case, `seconds` being spent on it, and on one of `BESIDE`."""
+    """Return the fastest step of each case, in `seconds` of measuring, and of one of `BESIDE`."""
     tables = [case.tables() for case in cases]
     blocks = max(table.size for table in tables)
     subject = Subject(folder, blocks, threads, dtype=dtype, kv_dtype=kv_dtype)

@@ -50,7 +50,7 @@ _MOST_BRANCHES = 2
 
 
 def record(runtime: rl.Runtime, load: Load) -> Texts:
-    """Prompts and outputs of a load, as `read_recorded` gives them."""
+    """Return prompts and outputs of a load in the form of `read_recorded`."""
     rl.set_default_backend(runtime)
     rl.flush_cache(runtime)
     texts: Texts = []
@@ -146,7 +146,7 @@ class Row:
         return len(self.tokens) - self.length
 
     def before(self, at: int = 0, path: Tokens = ()) -> list[int]:
-        """The last tokens before the output's next but `at`, and a path behind them."""
+        """Return the last tokens before the output's next but `at`, and a path behind them."""
         end = self.length + at
         return [*self.tokens[max(end - LONGEST, 0) : end], *path]
 
@@ -164,7 +164,7 @@ class Row:
 
 class Drafts(Protocol):
     def draft(self, row: Row, price: float) -> Draft:
-        """What to draft; `price`: of a token, as a part of what a right one saves."""
+        """Return tokens to draft; `price`: of a token, as a share of the saving by a right one."""
 
     def learn(self, row: Row, right: int) -> None:
         """Learn from `right` drafted tokens and the one sampled behind them, not yet taken."""
@@ -202,12 +202,12 @@ class Options:
         return {tuple(self.chain[: end + 1]) for end in range(len(self.chain))}
 
     def along(self, branch: Branch, count: int) -> list[Tokens]:
-        """The first tokens of a branch."""
+        """Return the first tokens of a branch."""
         start = (*self.chain[: branch.depth],)
         return [(*start, *branch.tokens[: end + 1]) for end in range(count)]
 
     def likeliest(self) -> list[tuple[float, Tokens]]:
-        """Chance and path of every token, the likeliest first."""
+        """Return chance and path of every token, the likeliest first."""
         found = [(chance, (*self.chain[: at + 1],)) for at, chance in enumerate(self.chances)]
         for branch in self.branches:
             for at, path in enumerate(self.along(branch, len(branch.tokens))):
@@ -219,18 +219,18 @@ Policy = Callable[[Options], Draft]
 
 
 def likeliest(times: int, options: Options) -> Draft:
-    """The likeliest tokens: `times` as many as the chain has."""
+    """Return the likeliest tokens: `times` as many as the chain has."""
     return {path for _, path in options.likeliest()[: times * len(options.chain)]}
 
 
 def worth(options: Options) -> Draft:
-    """The chain, and tokens of branches that are likely to save more than they cost."""
+    """Return the chain, and tokens of branches that are likely to save more than they cost."""
     likely = {path for chance, path in options.likeliest() if chance > options.price}
     return options.whole_chain() | likely
 
 
 def foresight(options: Options) -> Draft:
-    """The chain, and the right tokens of the best branch: no policy can know them."""
+    """Return the chain, and the right tokens of the best branch, which no policy can know."""
     draft = options.whole_chain()
     found = [draft]
     for branch in options.branches:
@@ -287,7 +287,7 @@ class Chains:
 
 
 class Frequencies:
-    """Tokens by how often each followed the longest gram before, `width` at most behind each."""
+    """Tokens by their frequency behind the longest known gram, at most `width` behind each."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -324,13 +324,13 @@ class Frequencies:
 
 
 def _same(coming: list[int], tokens: list[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     pairs = zip(coming, tokens, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(coming), len(tokens)))
 
 
 def _right(draft: Draft, coming: list[int]) -> int:
-    """How many drafted tokens the output goes through."""
+    """Return the number of drafted tokens that agree with the output."""
     count = 0
     while count < len(coming) and (*coming[: count + 1],) in draft:
         count += 1
@@ -342,10 +342,9 @@ def _right(draft: Draft, coming: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Replayed:
-    """`seconds`: in steps of one row. `right`: drafted tokens that were.
+    """`seconds`: in steps of one row. `right`: accepted drafted tokens.
 
-    A step of several rows is one step, and each row beyond the first costs as much as a drafted
-    token.
+    A step of several rows is one step; each row beyond the first costs as much as a drafted token.
     """
 
     steps: int
@@ -355,14 +354,14 @@ class Replayed:
 
 
 def replay(texts: Texts, price: float, drafts: Drafts, at_once: int = 1) -> Replayed:
-    """Decode the outputs in order, so many at once."""
+    """Decode the outputs in order, several at once."""
     recalled, places = Recalled(SuffixIndex(SPECULATION_TOKENS)), Places()
     waiting, rows = texts[::-1], list[Row]()
     steps, drafted, right, seconds = 0, 0, 0, 0.0
     while waiting or rows:
         while waiting and len(rows) < at_once:
             row = Row(*waiting.pop(), recalled, places)
-            row.take(min(row.left, 1))  # of the prefill
+            row.take(min(row.left, 1))  # the prefill samples one token
             if row.left:
                 rows.append(row)
         if not rows:
@@ -396,7 +395,7 @@ WIDTHS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Study:
-    """Of a load at a price: today's chains and other drafts; `faster`: times as fast as chains."""
+    """A load at a price: today's chains and other drafts; `faster`: speed over chains."""
 
     tokens: int
     price: float

@@ -69,8 +69,7 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Ours:
-    """`rows` of a load: how long they took, the tokens of their prompts, and how many tokens the
-    engine computed for them."""
+    """`rows` of a load: time, tokens of the prompts, and tokens that the engine computed."""
 
     rows: int
     seconds: float
@@ -79,7 +78,7 @@ class Ours:
 
 
 def requests_of(questions: Sequence[Question], delimiter: str) -> list[tuple[str, str]]:
-    """(context, continuation) of each choice, as lm-eval asks for them."""
+    """Return (context, continuation) of each choice, as lm-eval asks for them."""
     return [
         (question.before + question.prompt, delimiter + choice)
         for question in questions
@@ -88,7 +87,7 @@ def requests_of(questions: Sequence[Question], delimiter: str) -> list[tuple[str
 
 
 def chosen(log_likelihoods: Sequence[float], questions: Sequence[Question]) -> list[int]:
-    """The likeliest choice of each question."""
+    """Return the likeliest choice of each question."""
     left = iter(log_likelihoods)
     found = []
     for question in questions:
@@ -108,7 +107,7 @@ def run_ours(runtime: rl.Runtime, task: Task) -> tuple[Ours, Results]:
 
 
 def peers(arguments: argparse.Namespace, work: Path) -> Iterator[PeerProcess]:
-    """Every peer, loaded and held still."""
+    """Load every peer and suspend it."""
     setting = Setting(work, arguments.threads, arguments.dtype, 2, LIMIT)
     for name, python in arguments.peer_python.items():
         environment = {"OMP_NUM_THREADS": str(arguments.threads), "HF_HUB_OFFLINE": "1"}
@@ -151,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads
             )
         )
-        evaluate(LOADS["mmlu"].task(arguments.data, 2), runtime)  # what is compiled once
+        evaluate(LOADS["mmlu"].task(arguments.data, 2), runtime)  # compiles once
         for load in [LOADS[name] for name in arguments.loads]:
             loads[load.name] = measure(load, arguments, runtime, started)
             console.print(_table(load.name, loads[load.name]))
@@ -165,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(
     load: Load, arguments: argparse.Namespace, runtime: rl.Runtime, started: Sequence[PeerProcess]
 ) -> dict[str, Any]:
-    """One load: ourselves, with more and more rows, and every peer."""
+    """Measure one load: our engine, with more and more rows, and every peer."""
     task = load.task(arguments.data, arguments.rows)
     questions = read_questions(task)
     runs = [run_ours(runtime, task) for _ in range(arguments.repetitions)]

@@ -1,8 +1,8 @@
-"""A cache of a tenth of what is wanted again, with a disk below it and without one.
+"""A cache of a tenth of the reused prefixes, with a disk below it and without.
 
-Long prefixes come again and again in a random order, each with a question of its own, one request
-at a time. The first round is not counted: it fills the disk. Before each round what the system
-keeps in memory of the disk's file is given up, so each block is read from the disk.
+Long prefixes recur in random order, each with a new question, one request at a time. The first
+round is not counted, because it fills the disk. Before each round the system drops its cached pages
+of the disk's file, so that each block is read from the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DESCRIBE = (
 
 @dataclass(frozen=True)
 class Summary:
-    """All counted requests of one runtime; `seconds` from handing a request over to its end."""
+    """Counted requests of one runtime; `seconds` from submitting a request to its end."""
 
     size: str
     tier: str
@@ -55,7 +55,7 @@ class Summary:
 
 
 def pool_blocks(prefix_tokens: int) -> int:
-    """Of a tenth of the prefixes, or what a request needs."""
+    """Return blocks for a tenth of the prefixes, but enough for a request."""
     least = -(-(prefix_tokens + QUESTION + WANTED) // BLOCK) + 1
     return max(PREFIXES * prefix_tokens // 10 // BLOCK, least)
 
@@ -64,7 +64,7 @@ def pool_blocks(prefix_tokens: int) -> int:
 def runtimes(
     model: Path, prefix_tokens: int, disk: Path, **options: Any
 ) -> Iterator[dict[str, rl.Runtime]]:
-    """Both, which differ in nothing else."""
+    """Start both runtimes, which differ only in the disk."""
     options |= {"block_size": BLOCK, "num_blocks": pool_blocks(prefix_tokens)}
     with (
         rl.Runtime(model, cache_disk=str(disk), **options) as below,
@@ -81,7 +81,7 @@ def measure(
     progress: Callable[[str], None],
     **options: Any,
 ) -> list[Summary]:
-    """Both runtimes, in turns by round."""
+    """Measure both runtimes, in turns by round."""
     order = random.Random(0)
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
 
@@ -127,8 +127,7 @@ def measure(
 
 
 def forget_pages(disk: Path) -> None:
-    """Have what is read next come from the disk, not from what the system keeps of it in memory: as
-    far as the system does what it is asked for."""
+    """Ask the system to drop its cached pages, so that the next reads come from the disk."""
     for path in disk.rglob(BLOCKS):
         with path.open("rb") as file:
             os.fdatasync(file.fileno())
@@ -136,7 +135,7 @@ def forget_pages(disk: Path) -> None:
 
 
 def _ask(engine: RawRequests, prompt: list[int]) -> tuple[float, float, int]:
-    """Seconds until the end and until the first token, and how many tokens were cached."""
+    """Return seconds until the end and until the first token, and the number of cached tokens."""
     before = engine.cached()
     begun = time.perf_counter()
     engine.add(Request("one", prompt, WANTED))
@@ -155,7 +154,7 @@ def _counters(runtime: rl.Runtime) -> dict[str, Any]:
 
 
 def evicted_table(summaries: list[Summary]) -> Table:
-    """`gain`: how much faster a request ends."""
+    """Return the table; `gain`: how much faster a request ends."""
     about = summaries[0]
     table = new_table(
         f"Prefixes of {about.prefix_tokens} tokens, cache of a tenth, model {about.size}",

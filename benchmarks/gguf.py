@@ -79,7 +79,7 @@ JSON_PROMPT = (
 
 
 class Ours(CompletionServer):
-    """Rootlace's server, asked by sglang's interface, which tells token ids."""
+    """Rootlace's server through sglang's interface, which returns token ids."""
 
     path = "/generate"
 
@@ -120,7 +120,7 @@ class Ours(CompletionServer):
 
 
 class Theirs(LlamaServer):
-    """llama.cpp's."""
+    """llama.cpp's server."""
 
     def drawn(self, prompt: Sequence[int], seed: int) -> Body:
         by = {"temperature": 1.0, "top_k": 40, "samplers": ["top_k", "temperature"], "seed": seed}
@@ -144,7 +144,7 @@ Server = Ours | Theirs
 
 @dataclass(frozen=True)
 class Engine:
-    """How a server is started, and asked."""
+    """How to start and ask a server."""
 
     name: str
     command: Callable[[int], list[str]]
@@ -152,11 +152,11 @@ class Engine:
 
     @contextmanager
     def started(self) -> Iterator[tuple[Server, Family, float]]:
-        """The server, its processes, and the seconds until its first token."""
+        """Start a server; return it, its processes, and the seconds until its first token."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        # As of an installed package, modules are compiled once.
+        # Modules are compiled once, as in an installed package.
         compiled = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         begun = time.perf_counter()
         process = subprocess.Popen(
@@ -194,9 +194,9 @@ def engines(
     divided: bool = False,
     given: str = "",
 ) -> list[Engine]:
-    """Ours and llama.cpp's, whose slots share one cache of `context` tokens or divide it.
+    """Return our engine and llama.cpp's, whose slots share or divide a cache of `context` tokens.
 
-    `given`: more arguments of llama.cpp's.
+    `given`: further arguments of llama.cpp's.
     """
     threads = str(usable_cores())
 
@@ -222,7 +222,7 @@ def reply(server: Server, body: Body) -> Any:
 
 
 def memory(family: Family) -> float:
-    """Megabytes of all processes; what they share counts once."""
+    """Return the megabytes of all processes; shared memory counts once."""
     return sum(process.memory_full_info().pss for process in family) / 1e6
 
 
@@ -235,7 +235,7 @@ def random_prompt(count: int, *seed: object) -> list[int]:
 
 
 def prefill(server: Server, turn: int, count: int) -> float:
-    """Milliseconds to the first token."""
+    """Return milliseconds to the first token."""
     prompt = random_prompt(count, "prefill", turn, count)
     begun = time.perf_counter()
     next(iter(server.events(server.body(prompt, 1))))
@@ -243,7 +243,7 @@ def prefill(server: Server, turn: int, count: int) -> float:
 
 
 def decode(server: Server, turn: int, rows: int, context: int) -> float:
-    """Milliseconds between a sequence's tokens while all sequences decode."""
+    """Return milliseconds between a sequence's tokens while all sequences decode."""
     times: list[list[float]] = [[] for _ in range(rows)]
     barrier = threading.Barrier(rows)
 
@@ -263,12 +263,12 @@ def decode(server: Server, turn: int, rows: int, context: int) -> float:
 
 
 def workload(server: Server, turn: int, name: str) -> float:
-    """Seconds."""
+    """Return the seconds of a workload."""
     return drive(server, Workload(name, turn, SCALE, MOST_ID)).wall
 
 
 def records(server: Server, turn: int) -> float:
-    """Seconds. Raises ValidationError for an answer that is not of the schema."""
+    """Return seconds. Raises ValidationError for an answer that does not fit the schema."""
     prompts = [
         f"{JSON_PROMPT}Sentence: {sentence(60 * turn + n)} ({turn}, {n})\nJSON:" for n in range(60)
     ]
@@ -282,7 +282,7 @@ def records(server: Server, turn: int) -> float:
 
 
 def labels(server: Server, turn: int) -> float:
-    """Seconds."""
+    """Return seconds."""
     shots = "".join(f"{sentence(n + turn)} Old: {'yes' if n % 3 else 'no'}\n" for n in range(20))
     prompts = [f"Run {turn}. Is the person old?\n{shots}{sentence(n)} Old:" for n in range(60)]
     begun = time.perf_counter()
@@ -292,7 +292,7 @@ def labels(server: Server, turn: int) -> float:
 
 
 def programs(server: Server, turn: int, name: str) -> float:
-    """Milliseconds per token of output."""
+    """Return milliseconds per token of output."""
     server.reset()
     backend = rl.OpenAIBackend(server.url + "/v1")
     try:
@@ -317,7 +317,7 @@ MEASURES: dict[str, tuple[str, Measure]] = {
     **{
         name: ("ms", partial(programs, name=name))
         for name in LOADS
-        if name != "records as JSON"  # /v1/completions of llama.cpp's takes no schema
+        if name != "records as JSON"  # llama.cpp's /v1/completions has no schemas
     },
     "60 records": ("s", records),
     "60 labels": ("s", labels),
@@ -326,7 +326,7 @@ MEASURES: dict[str, tuple[str, Measure]] = {
 
 @dataclass
 class Row:
-    """What was measured of one thing: per engine the values of the quiet rounds."""
+    """Results of one measurement: for each engine the values of the quiet rounds."""
 
     unit: str
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -344,13 +344,13 @@ class Row:
         return statistics.median(values) if values else None
 
     def ratio(self) -> float | None:
-        """llama.cpp's over ours."""
+        """Return llama.cpp's median over ours."""
         ours, theirs = self.median("rootlace"), self.median("llama.cpp")
         return theirs / ours if ours and theirs else None
 
 
 def starts(found: list[Engine], rows: dict[str, Row], rounds: int, busy: bool) -> None:
-    """Start and memory; llama.cpp as it is started for one client, with a context of 4,096."""
+    """Measure start and memory; llama.cpp starts for one client, with a context of 4,096."""
     for name, unit in (("start", "s"), ("memory", "MB"), ("memory at 4k", "MB")):
         rows[name] = Row(unit)
     for turn in range(rounds + 1):
@@ -361,7 +361,7 @@ def starts(found: list[Engine], rows: dict[str, Row], rounds: int, busy: bool) -
                 next(iter(server.events(server.body(random_prompt(LONG, "memory", turn), 1))))
                 large = memory(family)
             foreign = load.cores()
-            if turn:  # the first one fills caches of files
+            if turn:  # the first start fills the system's cache of files
                 for name, value in zip(list(rows)[:3], (seconds, small, large), strict=True):
                     rows[name].note(engine.name, value, foreign, busy)
 
@@ -393,7 +393,7 @@ def main() -> None:
         if "starts" in wanted:
             starts(engines(args.gguf, *peers, 1, 4096 + 64), rows, args.rounds, args.busy)
         task = bar.add_task("", total=len(names) * args.rounds)
-        context = 2 * CONTEXT if args.divided else CONTEXT  # a slot: 8,192 tokens
+        context = 2 * CONTEXT if args.divided else CONTEXT  # 8,192 tokens per slot
         both = engines(args.gguf, *peers, SLOTS, context, args.divided, args.llama_arguments)
         with ExitStack() as stack:
             asked = both if names else []
@@ -404,7 +404,7 @@ def main() -> None:
             for name in names:
                 unit, measure = MEASURES[name]
                 rows[name] = Row(unit)
-                for server in servers.values():  # prompts of decoded sequences are known then
+                for server in servers.values():  # decoding has put these prompts into the cache
                     if name.startswith("decode"):
                         measure(server, 0)
                 for turn in range(1, args.rounds + 1):

@@ -1,8 +1,8 @@
-"""Regexes and schemas as they are asked for in practice, with texts that satisfy them or do not.
+"""Regexes and schemas as users ask for them, with texts that satisfy them or do not.
 
-They stand in `data/`, one per line, all written for this project: arguments of tools, records taken
+The folder `data/` has them, one per line, all written for this project: arguments of tools, records
 from text, configuration, orders, answers of services, trees. Valid instances have their properties
-in the order of the schema, so that they can be generated as they stand.
+in the schema's order, so that they can be generated as they are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What it takes to have a prompt computed apart: `python -m benchmarks.handed_prompts`.
+"""Cost of computing prompts on another engine: `python -m benchmarks.handed_prompts`.
 
-Of two engines, one computes prompts for the other one, and hands them over in each of the ways. In
-turns, prompts that nobody has are computed apart, or by the engine that goes on with them; printed
-are the medians of the seconds until the first token, and how fast blocks of the model's size are
-put and taken, with their checksums, when nothing else is done.
+One of two engines computes prompts for the other and transfers them by each way. In turns, new
+prompts are computed by the other engine, or by the engine that decodes. Printed are the medians of
+the seconds until the first token, and the rate of putting and taking blocks of the model's size,
+with checksums, without other work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ BLOCKS, SECONDS = 32, 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Milliseconds to the first token of `prompts` of each kind, of which blocks of `block_bytes`
-    were handed over, `blocks` in all; what one way reaches in 10^9 bytes a second."""
+    """Milliseconds to the first token of `prompts` of each kind; `blocks` of `block_bytes` were
+    transferred; rate of the way in 10^9 bytes a second."""
 
     way: str
     prompts: int
@@ -48,7 +48,7 @@ class Finding:
 
 
 async def first_tokens(url: str, prompts: list[list[int]]) -> tuple[list[float], list[float]]:
-    """Of each two, one that is computed apart, and one that is not, since it has a deadline."""
+    """Run pairs of prompts: one computed apart, and one that is not, because it has a deadline."""
     took: tuple[list[float], list[float]] = [], []
     deadlines: tuple[dict[str, float], ...] = {}, {"timeout": 600.0}
     async with aiohttp.ClientSession(url) as http:
@@ -64,7 +64,7 @@ async def first_tokens(url: str, prompts: list[list[int]]) -> tuple[list[float],
 
 
 def speed(way: str, block_bytes: int) -> float:
-    """Blocks from one end to another one in this process, over and over, in 10^9 bytes/s."""
+    """Transfer blocks repeatedly within this process; return 10^9 bytes/s."""
     memory = new_memory()
     ways: dict[str, Callable[[], Transfer]] = {
         "memory": lambda: SharedMemory(memory, block_bytes),

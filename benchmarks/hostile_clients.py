@@ -41,7 +41,7 @@ PROMPT, CHOICES, SAMPLES, ASKERS = 4000, 4096, 128, 32
 
 @dataclass(frozen=True)
 class Latency:
-    """Of the requests that were well behaved meanwhile, in milliseconds."""
+    """Latency of well-behaved requests meanwhile, in milliseconds."""
 
     load: str
     seconds: float
@@ -56,7 +56,7 @@ class Latency:
 
 
 class Server:
-    """Where to connect, and how to write a request."""
+    """Address of a server, and form of a request."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -77,7 +77,7 @@ async def nothing(server: Server) -> None:
 
 
 async def vanish(server: Server) -> None:
-    """Ask for a long stream, and be gone when it begins or before."""
+    """Ask for a long stream; disconnect when it begins or before."""
 
     async def one(number: int) -> None:
         reader, writer = await server.connect()
@@ -93,7 +93,7 @@ async def vanish(server: Server) -> None:
 
 
 async def slow(server: Server) -> None:
-    """Hold connections with requests that come a byte at a time."""
+    """Hold connections with requests that arrive a byte at a time."""
     held = [await server.connect() for _ in range(SLOW)]
     request = server.request("/v1/completions", {"prompt": "a"})
     for byte in request[:20]:
@@ -105,7 +105,7 @@ async def slow(server: Server) -> None:
 
 
 async def large(server: Server) -> None:
-    """Send what takes the longest to refuse or to answer."""
+    """Send the bodies that take longest to refuse or to answer."""
     many = [{"role": "user", "content": "hello there"}]
     async with aiohttp.ClientSession(server.url) as session:
         for path, body in (
@@ -123,7 +123,7 @@ async def large(server: Server) -> None:
 
 
 async def _post(server: Server, path: str, body: object) -> None:
-    """Ask on a connection of its own, for as long as it takes."""
+    """Ask on a new connection, without a time limit."""
     patience = aiohttp.ClientTimeout(total=None)
     async with (
         aiohttp.ClientSession(server.url, timeout=patience) as session,
@@ -139,7 +139,7 @@ def _ids(count: int, seed: int = 0) -> list[int]:
 
 
 async def prompt(server: Server) -> None:
-    """Two long prompts, one after the other."""
+    """Send two long prompts, one after the other."""
     for seed in (1, 2):
         await _post(server, "/v1/completions", {"prompt": _ids(PROMPT, seed), "max_tokens": 1})
 
@@ -166,7 +166,7 @@ async def samples(server: Server) -> None:
 async def measure(
     server: Server, load: Callable[[Server], Awaitable[None]], seconds: float | None = None
 ) -> Latency:
-    """Ask for single tokens until the load ends, or is ended after `seconds`."""
+    """Ask for single tokens until the load ends, or for `seconds`."""
     began = time.perf_counter()
     hostile = asyncio.ensure_future(load(server))
     if seconds is not None:
@@ -216,7 +216,7 @@ def _serving(args: argparse.Namespace, server: str) -> Iterator[Server]:
 
 
 def _beside_much(args: argparse.Namespace) -> list[Latency]:
-    """A server for each load and bound: what one leaves in the cache is no other's."""
+    """Use a server for each load and bound, so that no load finds another's cache."""
     found = []
     servers = [f"{bound:g}" for bound in args.bounds] + [OTHER] * bool(args.other)
     for load in args.loads or BIG:
@@ -224,7 +224,7 @@ def _beside_much(args: argparse.Namespace) -> list[Latency]:
         for at in range(args.rounds):
             for name in servers if at % 2 == 0 else reversed(servers):
                 with _serving(args, name) as server:
-                    asyncio.run(measure(server, nothing, 5.0))  # the first steps are no measure
+                    asyncio.run(measure(server, nothing, 5.0))  # the first steps are not measured
                     before = asyncio.run(_computed(server))
                     one = asyncio.run(measure(server, BIG[load], args.seconds))
                     rate = (asyncio.run(_computed(server)) - before) / one.seconds

@@ -1,4 +1,4 @@
-"""The best hit rate that any prefix cache could have on a load, by a plain trie of tokens.
+"""The best hit rate of any prefix cache on a load, by a plain trie of tokens.
 
 Deliberately naive and independent of the runtime's tree: one dictionary per token.
 """
@@ -15,7 +15,7 @@ class _Node(dict[int, "_Node"]):
 
 
 class IdealCache:
-    """An unlimited cache that forgets nothing and is shared from the moment of submission."""
+    """An unlimited cache that forgets nothing and shares prompts from their submission on."""
 
     def __init__(self) -> None:
         self._root = _Node()
@@ -23,19 +23,19 @@ class IdealCache:
         self.cached_tokens = 0
 
     def submit(self, prompt: Sequence[int], wanted: int = 1) -> int:
-        """Tokens of `prompt` that need not be computed. The last one always must, as its logits are
-        what the first new token is sampled from; of others the logits of more are `wanted`."""
+        """Return the tokens of `prompt` that need no computing. The last token always does, as the
+        first new token is sampled from its logits; so do more last tokens if `wanted`."""
         known = min(self._add(prompt), len(prompt) - wanted)
         self.prompt_tokens += len(prompt)
         self.cached_tokens += known
         return known
 
     def finish(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """A request is over: all of it but its very last token has keys and values."""
+        """End a request: all its tokens but the last have keys and values."""
         self._add([*prompt, *output[:-1]])
 
     def _add(self, tokens: Sequence[int]) -> int:
-        """Put a sequence in; how many of its first tokens were there before."""
+        """Add a sequence; return how many of its first tokens were present."""
         node, known = self._root, 0
         for token in tokens:
             if token in node:
@@ -47,7 +47,7 @@ class IdealCache:
 
 
 def ideal_hits(workload: Workload, replies: Mapping[str, Tokens]) -> int:
-    """Prompt tokens of a workload that need not be computed, each request having been answered with
+    """Return the prompt tokens of a workload that need no computing, if each request is answered by
     its reply."""
     ideal = IdealCache()
     for wave in workload.waves(replies):

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 async def _measure(args: argparse.Namespace, count: int, tier: str) -> Pauses:
-    """One server, one kill."""
+    """Measure one server and one kill."""
     with tempfile.TemporaryDirectory() as folder:
         kinds: dict[str, dict[str, Any]] = {
             DISK: {"cache_disk": folder},
@@ -107,7 +107,7 @@ async def _measure(args: argparse.Namespace, count: int, tier: str) -> Pauses:
 
 
 def _prompts(args: argparse.Namespace, count: int) -> list[list[int]]:
-    """Streams of a group are far from each other, as clients come in any order."""
+    """Put streams of a group far from each other, as clients come in any order."""
     order = random.Random(0)
 
     def made_up(length: int) -> list[int]:
@@ -122,7 +122,7 @@ def _prompts(args: argparse.Namespace, count: int) -> list[list[int]]:
 
 
 class Stream:
-    """One request: when each token came, and the text."""
+    """One request: the time of each token, and the text."""
 
     def __init__(self, prompt: list[int]) -> None:
         self._prompt = prompt
@@ -193,7 +193,7 @@ async def _kill(
 async def _seconds_until_up(
     session: aiohttp.ClientSession, runtime: rl.Runtime, pid: int, killed: float
 ) -> float:
-    """Seconds from the kill until the server is healthy with another engine."""
+    """Return the seconds from the kill until the server is healthy with another engine."""
     while True:
         await asyncio.sleep(0.02)
         children = [one.pid for one in psutil.Process(runtime.pid).children()]
@@ -205,7 +205,7 @@ async def _seconds_until_up(
 
 
 def _pause(stream: Stream, killed: float, count: int) -> float:
-    """Seconds from the kill until `count` tokens more had come."""
+    """Return the seconds from the kill until `count` more tokens."""
     later = [at for at in stream.times if at > killed]
     return later[min(count, len(later)) - 1] - killed
 

@@ -14,11 +14,11 @@ DECODED = 32
 
 
 def milliseconds(program: Path, file: Path, case: Case, threads: int, more: Sequence[str]) -> float:
-    """Of a step, its logits included, without sampling; `more` are options of llama.cpp. Decode
-    steps are the faster ones of those with and without its fused attention. Raises
+    """Return the milliseconds of a step, its logits included, without sampling; `more`: options of
+    llama.cpp. Decode steps are the faster with or without its fused attention. Raises
     CalledProcessError."""
     decodes = case.new == 1
-    # The decoded tokens lie around the context that is asked for.
+    # The context of decoded tokens is around the requested one.
     prompt, new = (case.context - DECODED // 2, DECODED) if decodes else (case.new, 1)
     command = [
         *(str(program), "-m", str(file), "-c", str(case.rows * (prompt + new))),

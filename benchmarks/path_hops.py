@@ -1,9 +1,9 @@
-"""How long one chat's way is: `python -m benchmarks.path_hops [--json FILE] [--calls]`.
+"""Length of a chat's path: `python -m benchmarks.path_hops [--json FILE] [--calls]`.
 
-A warm chat of four tokens is asked of a served model, streamed, and with a JSON schema that is
-known. Counted are the calls of our functions (a resumed coroutine counts again), the files that
-they are in, and how often the way goes from one file to another: in the server, and in the
-engine's main thread. `--calls` prints the way itself.
+A warm chat of four tokens is sent to a served model, streamed, and with a known JSON schema.
+Counted are the calls of our functions (a resumed coroutine counts again), their files, and how
+often the path goes from one file to another: in the server, and in the engine's main thread.
+`--calls` prints the path itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.common import ROOT, Report, aim, console_of, new_parser, table_of
 
-# Python runs this at the start of each process; SIGUSR1 begins to record, and ends it.
+# Python runs this at the start of each process; SIGUSR1 begins and ends the recording.
 RECORDER = """
 import json, os, signal, sys
 calls, parts = [], [os.path.join({root!r}, one) for one in ("runtime", "frontend", "kernels")]
@@ -65,8 +65,8 @@ COLUMNS = {name: "{" + name + "}" for name in ("calls", "functions", "files", "m
 
 
 def record(pid: int, folder: Path, ask: Any) -> list[tuple[str, str]]:
-    """The calls of process `pid` while `ask` runs: (file, function), in order."""
-    time.sleep(0.3)  # by then the connection of the request before is gone
+    """Record calls of process `pid` while `ask` runs: (file, function), in order."""
+    time.sleep(0.3)  # by then the previous request's connection is closed
     os.kill(pid, signal.SIGUSR1)
     time.sleep(0.05)
     ask()
@@ -125,7 +125,7 @@ def main() -> None:
                     post(options.port, body)
                 pid = engine if process == "engine" else served.pid
                 ask = partial(post, options.port, body)
-                # What a clock calls once a second is no part of the way: the median counts.
+                # Timers that fire once a second do not belong to the path, so the median counts.
                 calls = sorted((record(pid, folder, ask) for _ in range(5)), key=len)[2]
                 files = [file for file, _ in calls]
                 counts = {

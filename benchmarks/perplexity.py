@@ -77,7 +77,7 @@ class Result:
 def as_numbers(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Any = None
 ) -> ModelWeights:
-    """A file's weights, none of them quantised."""
+    """Return a file's weights as numbers, none of them quantised."""
     weights = load_weights(config, dtype, device, progress)
 
     def numbers(weight: Weight) -> Weight:
@@ -89,9 +89,9 @@ def as_numbers(
 
 
 def off_grid(weights: ModelWeights, spec: ModelSpec) -> ModelWeights:
-    """The same model with its channels scaled by factors of e^-0.3 ... e^0.3, which the next
-    product takes back: of norms before attention and MLP, of values, of what the gate multiplies.
-    Raises ValueError for layers that are not made of these."""
+    """Scale the model's channels by factors of e^-0.3 ... e^0.3, which the next product takes back:
+    of norms before attention and MLP, of values, of the gate's factor. Raises ValueError for layers
+    of other parts."""
     random = torch.Generator().manual_seed(0)
     attention = spec.attention
     groups = attention.num_heads // attention.num_kv_heads
@@ -138,8 +138,8 @@ def off_grid(weights: ModelWeights, spec: ModelSpec) -> ModelWeights:
 def log_likelihoods(
     model: str, dtype: str, windows: Sequence[np.ndarray], case: Case, keep: Path | None = None
 ) -> np.ndarray:
-    """Natural logarithms, of each token of each window but the first. `keep`: a folder that has
-    those of windows that were computed before."""
+    """Return natural logarithms for each token of each window but the first. `keep`: a folder with
+    results of earlier windows."""
     name = f"{case.quantize}-{case.kv_dtype}{'-off-grid' if case.off_grid else ''}.npy"
     kept = None if keep is None else keep / name
     found = list(np.load(kept)[: len(windows)]) if kept is not None and kept.exists() else []
@@ -179,7 +179,7 @@ def measure(
     cases: Sequence[Case],
     keep: Path | None = None,
 ) -> Iterator[Result]:
-    """A result for each case; the first one is of the file as it is."""
+    """Return a result for each case; the first is the file as it is."""
     exact: np.ndarray | None = None
     for case in [Case(), *cases]:
         found = log_likelihoods(model, dtype, windows, case, keep)
@@ -197,7 +197,7 @@ def measure(
 
 
 def windows_of(model: str, text: str, tokens: int, window: int) -> list[np.ndarray]:
-    """As many whole windows of a text's tokens; each begins with the model's first token, if it has
+    """Return whole windows of a text's tokens; each begins with the model's first token, if it has
     one. Raises ValueError for a text that is too short for one."""
     config = ModelConfig.read(model)
     ids = Tokenizer.read(config.source).encode(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def figure_of(path: Path, *grid: int, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """`pyplot.subplots(*grid, **options)`, written to `path` at the end."""
+    """Yield `pyplot.subplots(*grid, **options)`; write the figure to `path` at the end."""
     try:
         import matplotlib
     except ImportError as error:
@@ -32,7 +32,7 @@ def grouped_bars(
     groups: Sequence[str],
     form: str | Callable[[float], str],
 ) -> None:
-    """Bars of each series beside each other in each group, with their values; None has no bar."""
+    """Draw bars of each series side by side in each group; None has no bar."""
     width = 0.84 / max(len(series), 1)
     for place, (label, heights) in enumerate(series.items()):
         shift = (place - (len(series) - 1) / 2) * width
@@ -45,13 +45,13 @@ def grouped_bars(
 
 
 def ratio_bars(axes: Any, series: Mapping[str, Sequence[float | None]], groups: list[str]) -> None:
-    """Bars, and a thin line where a ratio is 1."""
+    """Draw bars, and a thin line at a ratio of 1."""
     grouped_bars(axes, series, groups, "%.2f")
     axes.axhline(1.0, color="0.4", linewidth=0.8)
 
 
 def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
-    """A bar per load and model: requests per second with the cache over without."""
+    """Draw a bar per load and model: requests per second with the cache over without."""
     rates = {(r["size"], r["load"], r["cache"]): r["requests_per_second"] for r in results}
     loads = list(dict.fromkeys(r["load"] for r in results))
     series: dict[str, list[float | None]] = {
@@ -66,7 +66,7 @@ def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
 def plot_constrained(
     engines: dict[str, dict[str, Any]], serving: list[dict[str, Any]], path: Path
 ) -> None:
-    """Left: mask times per engine, all constraints. Right: served requests over unconstrained."""
+    """Draw mask times per engine on the left, served requests over unconstrained on the right."""
     known = {name: found["kinds"] for name, found in engines.items() if "kinds" in found}
     columns = {"p50": "mask_p50_us", "p99": "mask_p99_us", "first visit, p99": "mask_first_p99_us"}
     labels = {"constrained / unconstrained": "no jump", "jump / unconstrained": "jump"}
@@ -93,9 +93,9 @@ def plot_constrained(
 
 
 def plot_peers(result: Mapping[str, Any], targets: Mapping[str, float], path: Path) -> None:
-    """Left: wall times of the best peer over ours. Right: mean times to the first token.
+    """Draw the best peer's wall times over ours (left), mean times to the first token (right).
 
-    A short line on each group of bars of the left marks the target.
+    A short line on each group of the left marks the target.
     """
     sizes = {"a": "15M parameters", "b": "150M parameters"}
     peers = sorted({row["engine"] for row in result["rows"]} - {"rootlace", "rootlace programs"})
@@ -117,7 +117,7 @@ def plot_peers(result: Mapping[str, Any], targets: Mapping[str, float], path: Pa
 
 
 def plot_rates(rates: list[dict[str, Any]], path: Path) -> None:
-    """A panel per load: requests per second of a replica by how many there are, for each router."""
+    """Draw a panel per load: requests per second of a replica by replicas, for each router."""
     loads = list(dict.fromkeys(rate["load"] for rate in rates))
     size = (3.2 * len(loads), 3.2)
     with figure_of(path, 1, len(loads), figsize=size, squeeze=False) as (_, grid):

@@ -37,8 +37,8 @@ Outputs = list[list[int]]
 
 @dataclass(frozen=True)
 class Finding:
-    """Of so many rows at a time, milliseconds for a token of each, and per output token how many
-    were drafted and accepted. `speedup`: over no prediction."""
+    """Results of so many rows at a time: milliseconds per token of each row, and drafted and
+    accepted tokens per output token. `speedup`: over no prediction."""
 
     rows: int
     predicted: str
@@ -50,7 +50,7 @@ class Finding:
 
 
 class Server:
-    """A scheduler and an executor, kept from round to round, so that their step cost is known."""
+    """A scheduler and an executor, kept between rounds, so that their step cost is known."""
 
     def __init__(self, model: Path, tokens: int, most_rows: int, dtype: str) -> None:
         blocks = 2 * most_rows * (-(-(PROMPT + tokens) // BLOCK_SIZE) + 10)
@@ -64,7 +64,7 @@ class Server:
         self._vocabulary, self._tokens = runner.vocab_size, tokens
 
     def run(self, rows: int, predictions: Outputs) -> tuple[Outputs, float, dict[str, float]]:
-        """What each row generates, the seconds from the first token on, and what was counted."""
+        """Return each row's output, the seconds from the first token on, and the counters."""
         dice = np.random.default_rng(rows)
         self._scheduler.cache.flush()
         for row in range(rows):
@@ -84,7 +84,7 @@ class Server:
 
 
 def edited(output: list[int], dice: random.Random) -> list[int]:
-    """The text before it was edited to `output`."""
+    """Return the text before its edits to `output`."""
     found = list(output)
     for at in range(len(found) - BETWEEN_EDITS // 2, 0, -BETWEEN_EDITS):
         tokens = [dice.choice(output) for _ in range(dice.randint(0, 3))]

@@ -1,14 +1,14 @@
-"""What reuse of prefixes is worth: five loads, cache on and off, in one run.
+"""Gain by reuse of prefixes: five loads, cache on and off, in one run.
 
     python -m benchmarks.prefix_reuse --json benchmarks/results/prefix_reuse.json
 
-Two runtimes of the same random model stand side by side, one with the cache and one without, and
-take turns at the workloads of `benchmarks.peers`, so that whatever else slows the machine down
-slows both. Each repetition has its own seed and starts with an empty cache. Printed per load:
-requests and output tokens per second, CPU time per request, time to first token (from handing a
-request over until its client has the token), the hit rate and the best one any prefix cache could
-have had. The load `evicted` (`evicted_prefixes`) is measured otherwise: a cache that is too small,
-with a disk below it and without; asked for alone it becomes a part of the file, whose others stay.
+Two runtimes of the same random model, one with the cache and one without, take turns at the
+workloads of `benchmarks.peers`, so that other load of the machine slows both. Each repetition has
+its own seed and starts with an empty cache. Printed per load: requests and output tokens per
+second, CPU time per request, time to first token (from submitting a request until its client has
+the token), the hit rate and the best hit rate of any prefix cache. The load `evicted`
+(`evicted_prefixes`) is measured otherwise: a cache that is too small, with a disk below it and
+without. A run of this load alone replaces its part of the file and keeps the others.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ KV_BYTES = 1 << 30
 class Summary:
     """All repetitions of one load on one runtime. Rates are of the median repetition.
 
-    `cpu_per_request`: CPU seconds of everything of ours; steadier than rates where other programs
-    run as well.
+    `cpu_per_request`: CPU seconds of all our processes; steadier than rates beside other programs.
     """
 
     size: str
@@ -88,7 +87,7 @@ class Summary:
 
 @contextmanager
 def engines(model: Path, **options: Any) -> Iterator[list[Engine]]:
-    """The same model twice: with the cache, and without."""
+    """Start the same model twice: with the cache, and without."""
     with (
         rl.Runtime(model, cache=True, **options) as on,
         rl.Runtime(model, cache=False, **options) as off,
@@ -100,7 +99,7 @@ def engines(model: Path, **options: Any) -> Iterator[list[Engine]]:
 def measure(
     size: str, model: Path, arguments: argparse.Namespace, progress: Callable[[str], None]
 ) -> list[Summary]:
-    """Every load on both runtimes, in turns."""
+    """Measure every load on both runtimes, in turns."""
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
     names = [LOADS[load] for load in arguments.loads]
     tasks = tasks_of(size, model, names, 0, arguments.repetitions, scale)
@@ -121,7 +120,7 @@ COLUMNS = ("load", "req/s", "tok/s", "gain", "CPU gain", "TTFT ms", "hits", "bes
 
 
 def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
-    """`best`: the hits that are possible."""
+    """Return the table; `best`: hits of an ideal cache."""
     table = new_table(f"Prefix reuse, model {size}", *COLUMNS)
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
@@ -175,7 +174,7 @@ def main() -> None:
             console.print(evicted_prefixes.evicted_table(below))
     console.print(report.foreign_line())
     part = {"load": evicted_prefixes.DESCRIBE, "results": evicted}
-    if not arguments.loads:  # the others of the file stay
+    if not arguments.loads:  # keeps the file's other parts
         for name, value in part.items():
             report.add(name, value)
         report.write_part(EVICTED)

@@ -58,14 +58,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder or a GGUF file, and how it becomes weights."""
+    """A folder or a GGUF file, and how to load its weights."""
 
     weights: str
     path: Path
     load: LoadWeights
 
     def bytes_read(self) -> int:
-        """Of the weights that each step multiplies by."""
+        """Return the bytes of the weights that each step multiplies by."""
         config = ModelConfig.read(self.path)
         weights = self.load(config, torch.bfloat16, torch.device("cpu"), None)
         return sum(tensor.nbytes for weight in weights.products() for tensor in tensors(weight))
@@ -73,8 +73,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine. `files`: what it runs, too, by the names of results; `milliseconds`: how long
-    steps take there."""
+    """Another engine. `files`: its files by the names of results; `milliseconds` measures its
+    steps."""
 
     files: Mapping[str, Path]
     milliseconds: Callable[[Path, Sequence[Case]], Sequence[float]]
@@ -99,7 +99,7 @@ def measure(
     seconds: float,
     bandwidth: float,
 ) -> list[Result]:
-    """The fastest step of each case and source, `seconds` being spent on a case."""
+    """Return the fastest step of each case and source, in `seconds` of measuring per case."""
     tables = [random_tables(case.rows, case.context, BLOCK_SIZE) for case in cases]
     blocks = max(table.size for table in tables)
     sizes = [source.bytes_read() for source in sources]
@@ -127,7 +127,7 @@ def measure(
 
 
 def beside(results: list[Result], cases: Sequence[Case], peer: Peer) -> list[Result]:
-    """The same results, those of the peer's files with its times."""
+    """Return the results, with the peer's times beside those of its files."""
     known = {
         (weights, case.name): time
         for weights, file in peer.files.items()

@@ -23,7 +23,7 @@ GROUP = 128
 
 
 def make_quantised(name: str, folder: Path, target: Path) -> Path:
-    """Write the checkpoint `folder` to `target` as `name` says, unless it is there."""
+    """Write the checkpoint `folder` to `target` in the format `name`, unless it exists."""
     if (target / "config.json").exists():
         return target
     settings, write = SCHEMES[name]
@@ -64,7 +64,7 @@ def awq(weight: torch.Tensor) -> Tensors:
 
 
 def _packed(values: torch.Tensor) -> torch.Tensor:
-    """[n, m] integers of four bits -> int32 [n, m / 8], in AWQ's order of columns."""
+    """Pack [n, m] integers of four bits -> int32 [n, m / 8], in AWQ's order of columns."""
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     digits = values.to(torch.int64).unflatten(1, (-1, 8))[:, :, order]
     words = (digits << (4 * torch.arange(8))).sum(2)

@@ -30,8 +30,8 @@ SIZES = ("a", "b", "gemma3", "gpt_neox", "0.6B", "moe", "deepseek")
 
 
 def make_model(name: str, out_dir: str | Path, device: str = "cpu") -> Path:
-    """Write a model to `out_dir`, unless it is there, and return the folder. Its weights are made
-    on `device`: others on another one.
+    """Write a model to `out_dir`, unless it exists, and return the folder. Its weights are made on
+    `device`, and differ by device.
 
     The folder appears only when it is complete. Raises KeyError for an unknown name.
     """
@@ -44,7 +44,7 @@ def make_model(name: str, out_dir: str | Path, device: str = "cpu") -> Path:
     (partial / "config.json").write_text(json.dumps(CONFIGS[name], indent=2))
     (partial / "tokenizer.json").write_text(made_up_tokenizer(CONFIGS[name]["vocab_size"]))
     shutil.copyfile(DATA / "tokenizer_config.json", partial / "tokenizer_config.json")
-    # Not at the top: a client that is measured has no torch.
+    # Not at the top: the measured client must not load torch.
     from benchmarks.random_weights import save_weights
 
     save_weights(partial, device)
@@ -88,10 +88,10 @@ def make_pair(out_dir: str | Path, kept: int = 2, times: int = 3, share: float =
 
 
 def made_up_tokenizer(size: int) -> str:
-    """A byte-level BPE `tokenizer.json` of `size` tokens, most of them words of four small letters.
+    """Make a byte-level BPE `tokenizer.json` of `size` tokens, mostly words of four letters.
 
-    What constraints cost depends on how many tokens a state allows; that is like a real
-    vocabulary's, without a corpus and without training.
+    A state allows about as many tokens as in a real vocabulary, on which the cost of constraints
+    depends, without a corpus and without training.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

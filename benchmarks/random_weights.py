@@ -24,7 +24,7 @@ SEED = 20_240_607
 
 
 def save_weights(folder: Path, device: str) -> None:
-    """bfloat16 weights for the `config.json` in `folder`, beside it; made on `device`."""
+    """Write bfloat16 weights beside the `config.json` in `folder`; made on `device`."""
     spec = ModelConfig.read(folder).spec
     weights = random_weights(spec, torch.device(device), torch.bfloat16)
     save_file(named_weights(spec, weights), folder / "model.safetensors", {"format": "pt"})
@@ -32,7 +32,7 @@ def save_weights(folder: Path, device: str) -> None:
 
 @torch.no_grad()
 def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> ModelWeights:
-    """Normal, of a spread that keeps activations at unit scale, so that logits are not flat; norms
+    """Draw normal weights that keep activations at unit scale, so that logits are not flat; norms
     are one."""
     generator = torch.Generator(device).manual_seed(SEED)
 
@@ -78,7 +78,7 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) ->
 
 
 def named_weights(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Tensor]:
-    """Random weights by their names in a checkpoint, a tied head left out."""
+    """Return random weights by their names in a checkpoint, without a tied head."""
     named = {
         f"{spec.names.embedding}.weight": weights.embedding,
         f"{spec.names.final_norm}.weight": weights.final_norm - spec.norm.offset,
@@ -101,6 +101,6 @@ def named_weights(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Ten
 
 
 def _apart(shapes: Mapping[str, Shape], joined: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What was joined, row by row, by the names of its parts."""
+    """Split joined rows by the names of their parts."""
     rows = [shape[0] for shape in shapes.values()]
     return dict(zip(shapes, joined.split(rows), strict=True))

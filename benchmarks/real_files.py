@@ -69,8 +69,8 @@ BEGINNINGS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """`tokens` have what ends the text, where that was generated, too. `margins`: by how much the
-    first token was likelier than the second at each place, as differences of log-probabilities."""
+    """`tokens` include the end token, if generated. `margins`: at each place the first token's
+    log-probability less the second's."""
 
     prompt: list[int]
     text: str
@@ -84,14 +84,14 @@ class Other(Protocol):
     name: str
 
     def cut(self, text: str) -> list[int]:
-        """The text's tokens."""
+        """Tokenize the text."""
 
     def takes(self, prompt: list[int], tokens: list[int]) -> list[int]:
-        """What it takes at each place behind what is before it: as many tokens at most."""
+        """Return its greedy token at each place of the sequence, at most as many as given."""
 
 
 class Transformers:
-    """One forward pass over a prompt with its answer."""
+    """transformers: one forward pass over a prompt with its answer."""
 
     def __init__(self, model: Path) -> None:
         import torch
@@ -118,7 +118,7 @@ class Transformers:
 
 
 class LlamaServer:
-    """llama.cpp's server; where it takes another token, it is asked anew behind Rootlace's."""
+    """llama.cpp's server; where its token differs, it is asked again behind Rootlace's token."""
 
     def __init__(self, url: str, end: int) -> None:
         self._url, self._end = url.rstrip("/"), end
@@ -149,8 +149,8 @@ class LlamaServer:
 
 
 class Golden:
-    """Answers that were written down: compared up to where one differs, since what would have been
-    taken behind other tokens nobody knows."""
+    """Recorded answers, compared up to the first difference: behind other tokens the recording says
+    nothing."""
 
     def __init__(self, file: Path) -> None:
         self._answers = json.loads(file.read_text("utf-8"))["results"]
@@ -171,8 +171,8 @@ class Golden:
 
 @dataclass
 class Row:
-    """Of a file and another implementation. `least` and `most`: Rootlace's margins where another
-    token was taken."""
+    """A file and another implementation. `least`, `most`: Rootlace's margins where tokens
+    differ."""
 
     file: str
     against: str
@@ -199,7 +199,7 @@ def asked(url: str, body: dict[str, Any]) -> Any:
 
 
 def answered(url: str, prompt: list[int], text: str, count: int, free: bool) -> Answer:
-    """Rootlace's greedy answer, of `count` tokens at most, or just so many if `free` of ends."""
+    """Return Rootlace's greedy answer: at most `count` tokens, or just so many if `free`."""
     sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": free}
     body = {"input_ids": prompt, "sampling_params": sampling}
     reply = asked(f"{url}/generate", body | {"return_logprob": True, "top_logprobs_num": 2})
@@ -243,7 +243,7 @@ def compared(file: str, other: Other, given: list[Answer], ends: list[int]) -> R
 
 
 def keep(file: Path, row: Row) -> None:
-    """Among the rows of other files; it takes the place of an earlier one."""
+    """Put the row among other files' rows, in place of an earlier one."""
     kept = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
     name = row.against.split()[0]
     kept = [one for one in kept if (one["file"], one["against"].split()[0]) != (row.file, name)]

@@ -60,9 +60,9 @@ SAME = ("cache_tokens", "granularity", "limit", "precision")
 
 @dataclass(frozen=True)
 class Rate:
-    """The highest rate that a router keeps up with, in requests per second of the cluster, its hits
-    there, and p99 of the first token; 0 where it keeps up with none, or none was measured.
-    `requests`: so many were played. `seed`: which load of this kind."""
+    """The highest rate that a router sustains, in requests per second of the cluster, its hits
+    there, and p99 of the first token; 0 if it sustains none, or none was measured. `requests`:
+    number played. `seed`: number of the load of this kind."""
 
     load: str
     replicas: int
@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Played:
-    """CPU microseconds per request of a trace that came as fast as it was recorded."""
+    """CPU microseconds per request of a trace at its recorded rate."""
 
     load: str
     replicas: int
@@ -97,7 +97,7 @@ class Played:
 
 
 class Earlier(msgspec.Struct):
-    """What another run has written."""
+    """Results of an earlier run."""
 
     options: dict[str, Any] = {}
     choices: list[Choice] = []
@@ -106,14 +106,14 @@ class Earlier(msgspec.Struct):
 
 
 class TooSlow(Exception):
-    """Too many first tokens are late already."""
+    """Raised when too many first tokens are late already."""
 
 
 def highest_rate(
     name: str, trace: Trace, router: str, replicas: int, first: float, given: argparse.Namespace
 ) -> Rate:
-    """From the rate `first` (of a replica) on, by ever longer strides until there is one that is
-    met and one that is not; then by halving the interval, to `--precision`."""
+    """Search from the rate `first` (of a replica) by growing steps until one is met and one is not,
+    then halve the interval, to `--precision`."""
     machine = Machine(given.cache_tokens, read_cost(DEFAULT_COST))
     limit, engines = limit_of(trace, machine.cost, given), replicas
     if router == POOLED:
@@ -154,8 +154,8 @@ def highest_rate(
 
 
 def pooled(machine: Machine, replicas: int) -> Machine:
-    """One machine as fast as so many, with the memory of all. A step has as many tokens as before,
-    so it takes as little of a step's own time for each."""
+    """Return a machine as fast as so many, with the memory of all. A step has as many tokens as
+    before, so the fixed time of a step is as small per token."""
     cost = machine.cost
     seconds = ("step", "prefill", "decode", "context", "pair")
     faster = msgspec.structs.replace(
@@ -165,15 +165,15 @@ def pooled(machine: Machine, replicas: int) -> Machine:
 
 
 def limit_of(trace: Trace, cost: StepCost, given: argparse.Namespace) -> float:
-    """Seconds, p99 of the first token: some more than the longest of 100 prompts takes alone, with
-    nothing cached, twice."""
+    """Return a limit in seconds for p99 of the first token: `--limit`, and twice what the
+    99th of 100 prompts takes alone and uncached."""
     tokens = float(np.percentile(trace.prompt_tokens, 99))
     each = cost.prefill + cost.step / cost.max_step_tokens + cost.pair * tokens / 2
     return float(given.limit) + 2 * tokens * each
 
 
 def workload_of(trace: Trace, rate: float, replicas: int, given: argparse.Namespace) -> Workload:
-    """`rate`: requests per second of all replicas."""
+    """Make the workload. `rate`: requests per second of all replicas."""
     count = min(given.requests * replicas, given.most_requests)
     last = min(count, len(trace)) - 1
     span = float(trace.arrivals[last]) / max(last, 1)
@@ -181,8 +181,8 @@ def workload_of(trace: Trace, rate: float, replicas: int, given: argparse.Namesp
 
 
 def bound_of(name: str, trace: Trace, replicas: int, given: argparse.Namespace) -> Rate:
-    """No router does better: the hits of a cache as large as all together that knows the future,
-    in order of arrival, and all replicas busy with full steps all the time. Attention of prompts
+    """Return a bound for all routers: the hits of a cache as large as all together that knows the
+    future, in order of arrival, and full steps on all replicas all the time. Attention of prompts
     costs nothing here."""
     cost, machine = read_cost(DEFAULT_COST), Machine(given.cache_tokens, read_cost(DEFAULT_COST))
     workload = workload_of(trace, 1.0, replicas, given)
@@ -200,15 +200,15 @@ def bound_of(name: str, trace: Trace, replicas: int, given: argparse.Namespace) 
 
 
 def prompts(dice: np.random.Generator, stems: int) -> Iterator[np.ndarray]:
-    """Prompts of 4,096 tokens behind one of so many prefixes of 3,072."""
+    """Make prompts of 4,096 tokens behind one of so many prefixes of 3,072."""
     while True:
         stem = np.random.default_rng(int(dice.integers(stems))).integers(1 << 17, size=3072)
         yield np.concatenate((stem, dice.integers(1 << 17, size=1024))).astype(np.int32)
 
 
 def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
-    """A router that knows `blocks` blocks: each replica holds some of the shared prefixes, and as
-    many blocks as it takes of what nobody asks for."""
+    """Measure a router that knows `blocks` blocks: each replica has some of the shared prefixes,
+    and fills up with blocks that no request uses."""
     process, digests = psutil.Process(), PrefixDigests()
     dice = np.random.default_rng(0)
     gc.collect()
@@ -229,8 +229,8 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     size = (process.memory_info().rss - before) / max(blocks, 1)
     asked = [prompt for prompt, _ in zip(prompts(dice, stems), range(requests), strict=False)]
     gc.collect()
-    gc.freeze()  # as a gateway does when it has started
-    # All at once: nobody is late with a first token.
+    gc.freeze()  # a gateway does this after its start
+    # All arrive at once, so no first token is late.
     began = time.thread_time()
     went = [router.route(i, "", prompt, 200, 0.0) for i, prompt in enumerate(asked)]
     routed = time.thread_time()
@@ -244,7 +244,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
         router.heard(replica, told[i])
         router.first_token(i, 0.5)
         router.ended(i, 1.0)
-    len(router)  # the last reports enter the table
+    len(router)  # lets the last reports enter the table
     end = time.thread_time()
     return Choice(
         replicas,
@@ -256,7 +256,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
 
 
 def play_trace(name: str, path: Path, replicas: int, given: argparse.Namespace) -> Played:
-    """Our router on a trace."""
+    """Play a trace through our router."""
     load = Load(requests=given.requests * replicas, granularity=given.granularity)
     workload = Workload(read_trace(path), load)
     machine = Machine(given.cache_tokens, read_cost(DEFAULT_COST))
@@ -266,9 +266,9 @@ def play_trace(name: str, path: Path, replicas: int, given: argparse.Namespace) 
 
 
 def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int, int], Trace]]:
-    """What makes the trace for so many replicas and a seed, by name. A recorded one is the same for
-    all replicas, and played faster for more; in a made-up one more programs come, each as fast as
-    ever. A seed begins a recorded one elsewhere, and makes another one up."""
+    """Return functions by name that make a trace for so many replicas and a seed. A recorded trace
+    is the same for all replicas, and accelerated for more; a made-up one has more programs, each at
+    the same speed. A seed chooses a recorded one's beginning, or a made-up one."""
     loads: dict[str, Callable[[int, int], Trace]] = {}
     for named in given.trace:
         name, _, path = named.partition("=")
@@ -279,7 +279,7 @@ def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int, int], Trace]
 
 
 def _recorded(trace: Trace, replicas: int, seed: int) -> Trace:
-    """Three seeds begin at thirds of it; behind its end it goes on with its beginning."""
+    """Return a recorded trace: three seeds begin at its thirds, and it wraps around at its end."""
     size = len(trace)
     order = (np.arange(size) + seed * size // 3) % size
     span = float(trace.arrivals[-1]) * size / max(size - 1, 1)
@@ -305,8 +305,8 @@ def _made_up(given: argparse.Namespace, name: str, replicas: int, seed: int) -> 
 def rates_of(
     given: argparse.Namespace, found: list[Rate], progress: Callable[[str], None]
 ) -> Iterator[Rate]:
-    """Of all loads, replicas and routers those that are not `found` yet. A router's search begins
-    with the rate that it had with another seed, or fewer replicas, or that another router had."""
+    """Measure all loads, replicas and routers that are not `found` yet. A router's search begins
+    with its rate for another seed or fewer replicas, or with another router's."""
     known = {(rate.load, rate.replicas, rate.router, rate.seed): rate for rate in found}
     begin: dict[tuple[object, ...], float] = {}
     ways = itertools.product(range(given.seeds), given.replicas, loads_of(given).items())
@@ -329,7 +329,7 @@ def rates_of(
 
 
 def print_rates(console: Console, rates: list[Rate]) -> None:
-    """A table for each load, number of replicas and seed."""
+    """Print a table for each load, number of replicas and seed."""
     for key in dict.fromkeys((rate.load, rate.replicas, rate.seed) for rate in rates):
         name, replicas, seed = key
         found = {r.router: r for r in rates if (r.load, r.replicas, r.seed) == key}
@@ -413,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def earlier(given: argparse.Namespace) -> Earlier:
-    """What an earlier run with the same options has written to its file."""
+    """Return results of an earlier run with the same options from its file."""
     if given.json is None or not given.json.exists():
         return Earlier()
     found = msgspec.json.decode(given.json.read_bytes(), type=Earlier)

@@ -41,7 +41,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 
 def groups(folder: Path, sample: int | None) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
-    """(name, schema, tests) of every schema in the folder's files, or in `sample` of the files."""
+    """Yield (name, schema, tests) of each schema in the folder's files, or in `sample` of them."""
     paths = sorted(folder.rglob("*.json"))
     if sample is not None and sample < len(paths):
         paths = sorted(random.Random(0).sample(paths, sample))
@@ -54,7 +54,7 @@ def groups(folder: Path, sample: int | None) -> Iterator[tuple[str, Any, list[di
 
 
 def verdict(schema: Any, instance: Any) -> bool | None:
-    """Whether `instance` is valid; None where jsonschema cannot say (a remote reference, say)."""
+    """Return whether `instance` is valid; None if jsonschema cannot tell (remote references)."""
     validator = validator_for(schema, default=jsonschema.Draft202012Validator)
     checker = validator.FORMAT_CHECKER
     try:
@@ -78,13 +78,13 @@ def accepts(grammar: Any, compiler: GrammarCompiler, tokenizer: Any, instance: A
 
 
 def gave_up(grammar: Any) -> bool:
-    """Whether the grammar's automaton is no longer used, since llguidance's masks differed."""
+    """Whether the grammar's automaton is no longer used, because llguidance's masks differed."""
     inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
     return isinstance(inner, HybridGrammar) and not inner.trusted
 
 
 def keyword_of(message: str) -> str:
-    """What a refusal names: the last part of its JSON pointer, or its first words."""
+    """Return the keyword of a refusal: the last part of its JSON pointer, or its first words."""
     pointer = re.search(r"#(/[^\s:,]*)?", message)
     return (pointer[0].rsplit("/", 1)[-1] if pointer else message[:40]) or "#"
 

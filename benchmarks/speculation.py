@@ -99,7 +99,7 @@ def answer(
 
 @rl.function
 def agent(s: rl.ProgramState, subject: int, mark: str = "") -> None:
-    """Looks into a document and writes down what it saw, step by step."""
+    """Look into a document and write down findings, step by step."""
     s += f"{mark}Each observation is copied into the notes, word for word.\n"
     for step in range(3):
         passage = PASSAGES[(subject + step) % len(PASSAGES)]
@@ -191,8 +191,8 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Of a load: output tokens, tokens per second without and with drafts (medians), the median
-    of the rounds' ratios, and the parts of the output that came of drafts, by source."""
+    """Results of a load: output tokens, tokens per second without and with drafts (medians), the
+    median of the rounds' ratios, and the shares of the output from drafts, by source."""
 
     tokens: int
     without: float
@@ -214,7 +214,7 @@ class Run:
 
 
 def states_of(load: Load, mark: str = "") -> tuple[list[rl.ProgramState], float]:
-    """The ended programs of a load on the default backend, and the seconds they took."""
+    """Return the ended programs of a load on the default backend, and the seconds."""
     programs, begun = load.programs(mark), time.perf_counter()
     with ThreadPoolExecutor(load.at_once) as pool:
         states = list(pool.map(lambda program: program(), programs))
@@ -273,7 +273,7 @@ SAYS = {
 
 
 def picture(runtime: rl.Runtime) -> str:
-    """An answer as SVG, each token in the colour of its source."""
+    """Draw an answer as SVG, each token in the colour of its source."""
     rl.set_default_backend(runtime)
     for asked in ASKED[:2]:
         answer.run(f"{PASSAGES[2]}\n\n{asked}")

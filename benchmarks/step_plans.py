@@ -1,4 +1,4 @@
-"""Steps planned by hand: an executor is measured with them alone, without scheduler and tree."""
+"""Steps planned by hand, to measure an executor alone, without scheduler and tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
 
 def random_tables(rows: int, context: int, block_size: int) -> np.ndarray:
-    """Blocks for `rows` sequences of `context` tokens, in random order."""
+    """Return blocks for `rows` sequences of `context` tokens, in random order."""
     width = -(-context // block_size)
     order = np.random.default_rng(0).permutation(rows * width)
     return order.astype(np.int32).reshape(rows, width)
@@ -22,8 +22,8 @@ def random_tables(rows: int, context: int, block_size: int) -> np.ndarray:
 def step_plan(
     tables: np.ndarray, block_size: int, known: np.ndarray, new: int, step: int = 0
 ) -> StepPlan:
-    """A sequence per row of `tables`: all have the tokens `known`, the last `new` of which are
-    computed. From the second step on the last one is not known: it is what the step before found.
+    """Plan a sequence per row of `tables`: all have the tokens `known`, the last `new` of which are
+    computed. From the second step on the last token is unknown: the previous step samples it.
     """
     rows, context, fed = len(tables), len(known), step > 0
     index = np.arange(rows, dtype=np.int32)
@@ -55,7 +55,7 @@ def random_tokens(count: int, vocab_size: int) -> np.ndarray:
 def decode_plans(
     rows: int, context: int, steps: int, block_size: int, vocab_size: int
 ) -> Iterator[StepPlan]:
-    """Consecutive steps of rows that begin with `context` tokens of KV each."""
+    """Plan consecutive steps of rows that begin with `context` tokens of KV each."""
     tables = random_tables(rows, context + steps, block_size)
     known = random_tokens(context + steps, vocab_size)
     for step in range(steps):

@@ -44,7 +44,7 @@ FORKED = 0.15
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: when, in seconds, the blocks of its prompt, and the tokens of its output."""
+    """A request: its second, the blocks of its prompt, and the tokens of its output."""
 
     at: float
     blocks: list[int]
@@ -64,12 +64,12 @@ def hot_and_cold(dice: random.Random, ids: Iterator[int], rate: float) -> Iterat
 
 
 def tree_search(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
-    """In order of arrival of programs, which overlap."""
+    """Yield requests in order of arrival of programs, which overlap."""
     tasks = [[next(ids) for _ in range(EXAMPLES)] for _ in range(TASKS)]
     began = 0.0
     while True:
         began += dice.expovariate(rate) * (1 + (LEVELS - 1) * WIDTH) * WIDTH
-        # Some tasks are wanted more often than others.
+        # Some tasks are more frequent than others.
         task = tasks[min(int(dice.expovariate(4 / TASKS)), TASKS - 1)]
         paths = [[*task, *(next(ids) for _ in range(dice.randint(1, 2)))]]
         for level in range(LEVELS):
@@ -77,12 +77,12 @@ def tree_search(dice: random.Random, ids: Iterator[int], rate: float) -> Iterato
             for path in paths:
                 for _ in range(WIDTH):
                     yield Asked(at, path, dice.randint(100, 300))
-            # Each thought that is followed is a block behind the path that it came from.
+            # Each continued thought is a block behind the path from which it came.
             paths = [[*dice.choice(paths), next(ids)] for _ in range(WIDTH)]
 
 
 def agents(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
-    """In order of arrival of sessions, which overlap."""
+    """Yield requests in order of arrival of sessions, which overlap."""
     tools = [[next(ids) for _ in range(8)] for _ in range(3)]
     began = 0.0
     while True:

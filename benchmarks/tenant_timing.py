@@ -39,7 +39,7 @@ class Finding:
 
 
 def rank_test(first: list[float], second: list[float]) -> tuple[float, float]:
-    """z and the two-sided p of Mann and Whitney's U, of numbers without ties."""
+    """Return z and the two-sided p of Mann and Whitney's U, of numbers without ties."""
     n, m = len(first), len(second)
     ranks = np.argsort(np.argsort(first + second)) + 1.0
     u = ranks[:n].sum() - n * (n + 1) / 2
@@ -48,7 +48,7 @@ def rank_test(first: list[float], second: list[float]) -> tuple[float, float]:
 
 
 async def ask(http: aiohttp.ClientSession, prompt: list[int], salt: str) -> float:
-    """Milliseconds."""
+    """Ask, and return milliseconds."""
     begun = time.perf_counter()
     body = {
         "input_ids": prompt,

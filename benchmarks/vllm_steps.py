@@ -13,8 +13,8 @@ from benchmarks.peers.known_peers import DRIVERS, vllm_environment
 
 
 def milliseconds(python: Path, folder: Path, cases: Sequence[Case], threads: int) -> list[float]:
-    """Of a step of each case, sampling and scheduling included: the fastest of several. `python`:
-    that of an environment with vLLM. Raises CalledProcessError."""
+    """Return the milliseconds of a step of each case, with sampling and scheduling: the fastest of
+    several. `python`: interpreter with vLLM. Raises CalledProcessError."""
     asked = [f"{case.rows}x{case.context}x{case.new}" for case in cases]
     command = [str(python), str(DRIVERS / "time_vllm.py"), str(folder.absolute()), *asked]
     more = vllm_environment(python, threads, kv_gib=1) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -113,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Task:
-    """`indent` is that of the examples, which are its first rows; None: it has none."""
+    """`indent`: of the examples, which are its first rows; None: no indent."""
 
     name: str
     row: Callable[[random.Random], Row]
@@ -133,7 +133,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one task in one mode."""
+    """Results of one task in one mode."""
 
     rows: int
     exact: int
@@ -210,7 +210,7 @@ TASKS = (
 
 
 def first_value(text: str) -> Any:
-    """The first JSON object or array in a text; None where there is none."""
+    """Return the first JSON object or array in a text; None without one."""
     decoder = json.JSONDecoder()
     for place, character in enumerate(text):
         if character in "{[":
@@ -237,7 +237,7 @@ def measure(
     arguments: argparse.Namespace,
     advance: Callable[[int], None],
 ) -> tuple[Found, list[Answer]]:
-    """The figures, and every answer."""
+    """Return the figures, and every answer."""
     source = random.Random(arguments.seed)
     rows = [task.row(source) for _ in range(arguments.rows + (EXAMPLES if task.examples else 0))]
     shown, rows = (rows[:EXAMPLES], rows[EXAMPLES:]) if task.examples else ([], rows)
@@ -273,7 +273,7 @@ def measure(
 def compared(
     found: Found, answers: list[Answer], none: Found, free: list[Answer]
 ) -> dict[str, Any]:
-    """A mode beside no constraint."""
+    """Compare a mode with no constraint."""
     pairs = list(zip(answers, free, strict=True))
     return {
         "exact": aim(found.exact / max(1, none.exact), ">=", EXACT),

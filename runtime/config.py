@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, ValidationError, json
 
 
 @dataclass(frozen=True)
@@ -484,7 +484,8 @@ def runtime_config(
     """Return a `RuntimeConfig` as the gateway reads it from standard input: nested dictionaries.
 
     `options` are by keyword or sglang's name. Clients know the model as `name` unless an option
-    says otherwise. Raises TypeError for an option that does not exist.
+    says otherwise. Raises TypeError for an option that does not exist, msgspec's ValidationError
+    for a value that is wrong.
     """
     config: dict[str, Any] = {
         "gateway": {"model": model, "program_address": program_address},
@@ -503,7 +504,16 @@ def runtime_config(
             value = str(value)
         if isinstance(value, Mapping):
             value = [f"{key}={one}" for key, one in value.items()]
-        setting.put(config, not value if given == setting.option.opposite else value)
+        if given == setting.option.opposite:
+            value = not value
+        try:
+            json.decode(json.encode(value), type=setting.type)  # as the server does
+        except ValidationError as error:
+            kinds = (setting.type, *get_args(setting.type))
+            values = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+            hint = f" (there are {', '.join(map(repr, values[0]))})" if values else ""
+            raise ValidationError(f"{given}: {error}{hint}") from None
+        setting.put(config, value)
     if name and not config["gateway"].get("served_name"):
         config["gateway"]["served_name"] = name
     return config

@@ -1,1 +1,1 @@
-"""What constraints cost: compiling, masks, and serving with them."""
+"""The cost of constraints: compiling, masks, and serving."""

@@ -1,4 +1,4 @@
-"""The engines that `benchmarks.constrained` compares, behind one face: compile, mask, advance."""
+"""The engines that `benchmarks.constrained` compares, with one interface."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Kind = str
 
 @dataclass(frozen=True)
 class Walker:
-    """One text under way. `fill` writes the packed mask of allowed tokens, int32; `forced` counts
-    the tokens that are forced here."""
+    """A text in progress. `fill` writes the packed mask of allowed tokens, int32; `forced` counts
+    the tokens forced here."""
 
     fill: Callable[[np.ndarray], object]
     advance: Callable[[int], bool]
@@ -32,7 +32,7 @@ Make = Callable[[], Walker]
 
 
 class Engine(Protocol):
-    """`compile` uses nothing of an earlier call; `again` may. Both raise for what is refused."""
+    """An engine. `compile` uses no cache of earlier calls, `again` may. Refusals are raised."""
 
     vocab_size: int
 
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 
 class Rootlace:
-    """Our compiler with one of its backends, or as it is served (`auto`)."""
+    """Our compiler with one of its backends, or with the server's choice (`auto`)."""
 
     def __init__(self, tokenizer: Any, backend: Any) -> None:
         self._compiler = GrammarCompiler(tokenizer, config=ConstraintConfig(backend=backend))
@@ -59,7 +59,7 @@ class Rootlace:
     @staticmethod
     def _walker(matcher: Any) -> Walker:
         def fill(out: np.ndarray) -> None:
-            """As the engine does: a row that is there is only named, not copied."""
+            """Write a mask like the engine, which names an existing row instead of copying it."""
             if matcher.mask_row() is None:
                 matcher.fill_bitmask(out)
             else:
@@ -69,7 +69,7 @@ class Rootlace:
 
 
 class LLGuidance:
-    """llguidance as a library: what its own documentation recommends, compact JSON."""
+    """llguidance as a library with compact JSON, as its documentation recommends."""
 
     def __init__(self, tokenizer: Any) -> None:
         import llguidance.hf
@@ -102,7 +102,7 @@ class LLGuidance:
 
 
 class XGrammar:
-    """It knows forced text, but no tokens for it."""
+    """xgrammar, which knows forced text, but no tokens for it."""
 
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar

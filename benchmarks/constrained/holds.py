@@ -1,12 +1,12 @@
-"""How long constraints hold an engine's loop, or its interpreter:
-`python -m benchmarks.constrained.holds [--tokenizer FOLDER] [--json FILE]`.
+"""How long constraints hold an engine's loop, or its interpreter: `python -m
+benchmarks.constrained.holds [--tokenizer FOLDER] [--json FILE]`.
 
-A thread takes a turn each millisecond while others' constraints are compiled beside it, as the
-engine's loop does, in an interpreter that is set up as the engine's: how much later it comes is how
-long the interpreter was held, without what the thread waited for a processor, and no more than what
-the process computed meanwhile, for who holds it may wait for one, too. It also submits them itself,
-and walks through what compiled with tokens drawn from the masks: these are the calls that a step
-makes.
+A thread takes a turn each millisecond while constraints are compiled beside it, like the engine's
+loop, in an interpreter set up like the engine's. The delay of a turn, without the thread's waits
+for a processor, is the time for which the interpreter was held. The delay is bounded by the CPU
+time of the process, because the holder may wait for a processor, too. The thread also submits the
+constraints itself, and walks through compiled ones with tokens drawn from the masks: the calls of a
+step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = {
 
 
 def kinds() -> dict[str, list[Constraint]]:
-    """What comes from strangers: ordinary, and hostile in several ways."""
+    """Return constraints of strangers: ordinary ones, and hostile ones of several kinds."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     optional = " ".join(f'"{letters[i % 26]}"?' for i in range(3000))
     chain = [f'r{i} ::= r{i + 1} "a" r{i + 1} | r{i}' for i in range(5000)]
@@ -79,22 +79,22 @@ def kinds() -> dict[str, list[Constraint]]:
 
 
 class Clock:
-    """Milliseconds without those that others' programs took."""
+    """Measures milliseconds without the time that other programs took."""
 
     def __init__(self) -> None:
         self._waited = Path("/proc/thread-self/schedstat")
         self._there = self._waited.exists()
 
     def of(self, call: Callable[[], T], asleep: float = 0.0) -> tuple[T, float]:
-        """What `call` returns, and how long this thread was busy with it, or held up, beyond the
-        milliseconds that it was to be `asleep`."""
+        """Return the result of `call`, and how long this thread was busy or held up, beyond the
+        milliseconds `asleep`."""
         began, computed = self._now(), time.process_time()
         found = call()
         computed = 1e3 * (time.process_time() - computed)
         return found, min(self._now() - began - asleep, computed)
 
     def _now(self) -> float:
-        """Without what this thread waited for a processor."""
+        """Return the time without this thread's waits for a processor."""
         waited = int(self._waited.read_text().split()[1]) if self._there else 0
         return time.perf_counter() * 1e3 - waited / 1e6
 
@@ -102,7 +102,7 @@ class Clock:
 def compile_all(
     service: CompileService, constraints: list[Constraint], wait: float, clock: Clock
 ) -> tuple[list[Future[Grammar]], list[float], list[float]]:
-    """Their futures, what each submission took, and how late each turn meanwhile was."""
+    """Compile all; return futures, times of the submissions, and delays of the turns meanwhile."""
     futures, submits, late = [], [], []
     for number, constraint in enumerate(constraints):
         future, took = clock.of(lambda one=constraint, n=number: service.submit(one, str(n % 4)))  # type: ignore[misc]
@@ -115,7 +115,7 @@ def compile_all(
 
 
 def walk(grammar: Grammar, clock: Clock, dice: np.random.Generator) -> list[float]:
-    """What masking and taking each token of a random text took."""
+    """Return the time to mask and take each token of a random text."""
     took = []
     matcher, first = clock.of(grammar.matcher)
     took.append(first)
@@ -165,8 +165,8 @@ def main() -> None:
     collect_when_idle()
     sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(compiler, ConstraintConfig())
-    service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start
-    service.submit(Constraint("regex", "a" * 20_000)).exception()  # starts the child
+    service.submit(Constraint("choices", '["a"]')).exception()  # the engine does this at its start
+    service.submit(Constraint("regex", "a" * 20_000)).exception()  # starts the child process
     rows = {
         name: measure(service, constraints, args.wait, np.random.default_rng(0))
         for name, constraints in kinds().items()

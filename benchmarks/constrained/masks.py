@@ -1,5 +1,5 @@
-"""Compile time, mask time, memory and forced share of one engine, measured in a process of its own:
-the memory is the process's, and an engine that dies takes nobody with it."""
+"""Compile time, mask time, memory and forced share of one engine, in its own process: the memory is
+the process's, and a crash ends no other engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPILES = 5
 
 
 def constraints() -> Iterator[tuple[str, str, str, list[str]]]:
-    """(name, kind, source, texts that satisfy it)."""
+    """Return (name, kind, source, texts that satisfy it) of each constraint."""
     for regex in REGEXES:
         yield regex.name, "regex", regex.pattern, list(regex.examples)
     for schema in SCHEMAS:
@@ -38,22 +38,22 @@ def constraints() -> Iterator[tuple[str, str, str, list[str]]]:
 
 
 def measure_apart(name: str, tokenizer: Path, seconds: float) -> dict[str, Any]:
-    """`measure_engine` in a fresh process."""
+    """Run `measure_engine` in a fresh process."""
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=fresh) as pool:
         try:
             return pool.submit(measure_engine, name, tokenizer, seconds).result()
-        except Exception as error:  # it is not installed, could not start, or died
+        except Exception as error:  # not installed, failed to start, or crashed
             return {"error": str(error)[:200] or type(error).__name__}
 
 
 def measure_engine(name: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Everything of one engine, on as many constraints as `seconds` are enough for."""
+    """Measure one engine, on as many constraints as `seconds` permit."""
     make = ENGINES[name]
     tokenizer, load = load_tokenizer(folder), ForeignLoad()
     start = time.perf_counter()
     engine = make(tokenizer)
-    engine.compile("regex", "a")  # what is built once at first use counts as set-up
+    engine.compile("regex", "a")  # work at the first use counts as set-up
     begun, process = time.perf_counter(), psutil.Process()
     before = process.memory_info().rss
     found: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def measure_engine(name: str, folder: Path, seconds: float) -> dict[str, Any]:
 def measure(
     engine: Engine, tokenizer: Any, kind: str, source: str, texts: list[str]
 ) -> dict[str, Any]:
-    """Milliseconds and microseconds of one constraint; raises what the engine raises."""
+    """Return milliseconds and microseconds of one constraint; raises the engine's errors."""
     compiles, again = [], []
     for _ in range(COMPILES):
         start = time.perf_counter()
@@ -131,7 +131,7 @@ def measure(
 
 
 def summarise(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Percentiles over all constraints of one kind that the engine took."""
+    """Return percentiles over all constraints of one kind that the engine accepted."""
     taken = [one for one in found if "error" not in one]
     compiles = [one["compile_ms"] for one in taken]
     first = [value for one in taken for value in one["first_us"]]

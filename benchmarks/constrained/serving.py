@@ -28,7 +28,7 @@ decoding was measured on (Zheng et al. 2024, arXiv:2312.07104)."""
 
 @dataclass(frozen=True)
 class Extraction:
-    """A prompt, and the schema of what is asked for."""
+    """A prompt, and the schema of the answer."""
 
     prompt: list[int]
     schema: dict[str, Any]
@@ -36,7 +36,7 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Served:
-    """One mode, once. Seconds; what the runtime replied to each request."""
+    """A run in one mode: seconds, and the runtime's replies."""
 
     wall: float
     latencies: Sequence[float]
@@ -45,16 +45,16 @@ class Served:
     cpu: float
 
     def all(self, name: str) -> list[Any]:
-        """A field of every reply's `meta_info`."""
+        """Return a field of every reply's `meta_info`."""
         return [reply["meta_info"][name] for reply in self.replies]
 
 
 def extraction_load(model: str, count: int, seed: int, kind: str) -> list[Extraction]:
-    """Passages to take facts from.
+    """Return passages to extract facts from.
 
-    `closed` asks for just the facts each passage states, one or two short fields, and allows
-    nothing else; `records` asks for `RECORD` each time; `open` and `open records` are the same
-    without `additionalProperties: false`.
+    `closed` asks only for the facts that each passage states, one or two short fields, and allows
+    no others; `records` asks for `RECORD` each time; `open` and `open records` are the same without
+    `additionalProperties: false`.
     """
     tokenizer = load_tokenizer(Path(model))
     load = []
@@ -81,11 +81,11 @@ async def serve(
     concurrency: int,
     lengths: Sequence[int],
 ) -> Served:
-    """All of `load`, at most `concurrency` at a time, greedily.
+    """Serve all of `load`, at most `concurrency` at a time, greedily.
 
-    Unconstrained, each request decodes as many tokens (`lengths`) as it did constrained: what is
-    compared is the speed of decoding, not how long a model goes on. All modes find the same in the
-    cache: the prompts, and nothing that was generated before (forced text would be found there).
+    Unconstrained, each request decodes as many tokens (`lengths`) as constrained, so that the modes
+    compare the speed of decoding, not the length of answers. All modes find the prompts in the
+    cache, but no earlier output, in which forced text would be found.
     """
     engine.flush_cache()
     prompts = [case.prompt for case in load]
@@ -113,14 +113,14 @@ async def serve(
 
 
 def order_of(repetition: int) -> list[str]:
-    """Each mode comes first, second and last equally often, and before and behind each other."""
+    """Order modes so that each comes first, second and last, and next to others, equally often."""
     start = repetition % len(MODES)
     order = [*MODES[start:], *MODES[:start]]
     return order if repetition // len(MODES) % 2 == 0 else order[::-1]
 
 
 def runs_of(repetitions: int) -> int:
-    """How often a load is served: once in each mode before anything counts, and then in turns."""
+    """Return how often a load is served: once in each mode before measuring, then in turns."""
     return len(MODES) * (1 + repetitions)
 
 
@@ -146,7 +146,7 @@ def measure_serving(
             progress()
             return served
 
-        # Once for all: prompts cached, constraints compiled, masks seen.
+        # Once before measuring: prompts are cached, constraints compiled, masks made.
         for mode in MODES:
             served = run(mode)
             if mode != "unconstrained":
@@ -157,7 +157,7 @@ def measure_serving(
             for mode in order_of(repetition):
                 runs[mode].append(run(mode))
     ratios = {
-        # Of the rates within each repetition: what slows the machine for a while cancels out.
+        # Ratios within a repetition cancel whatever slows the machine for a while.
         f"{mode} / unconstrained": median(
             plain.wall / served.wall
             for served, plain in zip(runs[mode], runs["unconstrained"], strict=True)
@@ -176,8 +176,8 @@ def measure_serving(
 
 
 def check(load: Sequence[Extraction], served: Served) -> None:
-    """Raises what json or jsonschema raise for an output that is not what was asked for. What was
-    cut off (an open schema lets a model go on as long as it likes) is no whole text."""
+    """Check an output; raises errors of json or jsonschema. An output that was cut off, as open
+    schemas permit, is no whole text."""
     reasons = served.all("finish_reason")
     for case, reply, reason in zip(load, served.replies, reasons, strict=True):
         if reason["type"] != "length":

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.gpu`: each measures one thing and is run in a process of its own."""
+"""The parts of `benchmarks.gpu`, each measured in its own process."""

@@ -1,12 +1,12 @@
-"""The GPU path in figures: kernels, steps and serving beside what the device can do at most.
+"""Measurements of the GPU path: kernels, steps and serving, beside the device's ceilings.
 
     python -m benchmarks.gpu --json FILE [--quick] [--only PART ...]
     python -m benchmarks.gpu --tune [KERNEL ...]
 
-Every part has its share of the budget and is written down as it ends: one that fails or hangs is
-recorded with its error, and the others are measured. `--quick` takes a minute or two: less of
-everything. `--tune` times the launch settings of the kernels (all, or those named)
-and writes this architecture's table instead, as far as the budget reaches.
+Every part has its share of the budget and is written when it ends. A part that fails or hangs is
+recorded with its error, and the others are measured. `--quick` measures less of everything, in a
+minute or two. `--tune` times the launch settings of the kernels (all, or those named) and writes
+this architecture's table instead, as far as the budget reaches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every part that was asked for (the ceilings always), within the budget."""
+    """Measure every requested part, and always the ceilings, within the budget."""
     from benchmarks.gpu.targets import judge
 
     parts: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def gpu_environment(device: str) -> dict[str, Any]:
-    """The GPU, its driver and clocks, and the libraries' versions."""
+    """Return the GPU, its driver and clocks, and the libraries' versions."""
     import torch
 
     found: dict[str, Any] = {"cuda": torch.version.cuda}
@@ -79,7 +79,7 @@ def gpu_environment(device: str) -> dict[str, Any]:
     found |= {"name": of.name, "capability": f"{of.major}.{of.minor}"}
     found |= {"multiprocessors": of.multi_processor_count, "memory_gib": of.total_memory / 2**30}
     found["l2_mib"] = of.L2_cache_size / 2**20
-    # What only the driver's tool knows, of the GPU that CUDA calls the first.
+    # Only the driver's tool knows these facts about CUDA's first GPU.
     query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv", "--id=0"]
     if shutil.which("nvidia-smi"):
@@ -89,7 +89,7 @@ def gpu_environment(device: str) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> list[str]:
-    """The targets, and what failed, a line each."""
+    """Print the targets and the failures, a line each."""
     lines = []
     for name, found in result["targets"].items():
         value = "not measured" if found["value"] is None else f"{found['value']:.3f}"
@@ -106,7 +106,7 @@ def summary(result: dict[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0; 1 where a part failed as a whole."""
+    """Return 0, or 1 if a part failed as a whole."""
     arguments = parse_arguments(argv)
     import torch
 

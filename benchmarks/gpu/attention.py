@@ -1,4 +1,4 @@
-"""Attention kernels beside the device's ceilings and beside others on the same work."""
+"""Attention kernels beside the device's ceilings and other implementations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = {
     if {"num_key_value_heads", "head_dim"} <= shape.keys()
 }
 
-# Of shape, rows, context, cache:
+# Shape, rows, context, cache:
 DECODE_CASES = [
     ("8B", 64, 4096, BF16),
     ("8B", 64, 8192, BF16),
@@ -48,7 +48,7 @@ DECODE_CASES = [
     ("8B", 1, 8192, BF16),
     ("8B", 256, 1024, BF16),
 ]
-# Of shape, new tokens, context:
+# Shape, new tokens, context:
 EXTEND_CASES = [
     ("8B", 4096, 4096),
     ("8B", 8192, 8192),
@@ -70,14 +70,14 @@ NEVER = 1 << 62
 
 
 def measure_decode(setting: Setting, findings: Findings) -> None:
-    """One new token per row. Bytes: keys and values once, queries, outputs."""
+    """Measure one new token per row. Bytes: keys and values once, queries, outputs."""
     smoke = [("smoke", 3, 40, BF16), ("smoke", 3, 40, INT4)]
     cases = setting.choose(DECODE_CASES, DECODE_CASES[1:2], smoke)
     for name, rows, context, kv_dtype in cases:
         cache = {INT8: "int8", INT4: "int4"}.get(kv_dtype, str(kv_dtype).removeprefix("torch."))
         with findings.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
             shape = SHAPES[name]
-            # Lengths differ, as in serving; their sum is that of equal ones.
+            # Lengths differ, as in serving; their sum equals that of equal lengths.
             lengths = [(1, context - 8 * (i % 2) + 4) for i in range(rows)]
             paged = make_paged(lengths, shape, setting.device, kv_dtype=kv_dtype)
             makers: dict[str, Callable[[], Call]] = {OURS: partial(attend, setting.kernels, paged)}
@@ -88,7 +88,7 @@ def measure_decode(setting: Setting, findings: Findings) -> None:
 
 
 def measure_extend(setting: Setting, findings: Findings) -> None:
-    """Chunks of one row behind a context. FLOPs: 4 D per query head and visible pair."""
+    """Measure chunks of one row behind a context. FLOPs: 4 D per query head and visible pair."""
     smoke = [("smoke", 24, 40), ("smoke", 24, 24)]
     cases = setting.choose(EXTEND_CASES, EXTEND_CASES[1:2], smoke)
     for name, new, context in cases:
@@ -104,9 +104,9 @@ def measure_extend(setting: Setting, findings: Findings) -> None:
 
 
 def measure_tree(setting: Setting, findings: Findings) -> None:
-    """One prefix and many rows under it, beside the same rows each reading its whole context for
-    itself. Both sides read the same memory: where the prefix fits into the L2 cache, per-row decode
-    reads it from there, as it would in serving."""
+    """Measure one prefix with many rows, beside the same rows reading their whole context each.
+    Both read the same memory: if the L2 cache holds the prefix, per-row decode reads it from there,
+    as in serving."""
     shape = SHAPES["smoke" if setting.smoke else "8B"]
     kernels = setting.kernels
     cases = setting.choose(TREE_CASES, QUICK_TREE, [(2048, 3)])
@@ -132,7 +132,7 @@ def measure_tree(setting: Setting, findings: Findings) -> None:
 
 
 def per_row_plan(kernels: KernelSet, paged: Paged) -> Any:
-    """The plan of a cost rule that finds nothing worth sharing."""
+    """Return the plan of a cost rule that finds no sharing worthwhile."""
     if kernels.name == "reference":
         return bound_plan(kernels, paged.batch)
     from rootlace.kernels.triton.attention import AttentionRules, plan_attention
@@ -140,14 +140,14 @@ def per_row_plan(kernels: KernelSet, paged: Paged) -> Any:
 
     batch = paged.batch
     rules = AttentionRules(sharing=SharingRule(node_bytes=NEVER))
-    # Not as one of a graph's family: that would launch the kernel for shared nodes for nothing.
+    # Not planned as a graph's: that would launch the kernel for shared nodes in vain.
     plan = plan_attention(batch, None, rules=rules)
     return plan.bind([torch.from_numpy(array).to(batch.device) for array in plan.arrays])
 
 
 def sdpa(rows: int, new: int, context: int, shape: HeadShape, device: torch.device) -> Call:
-    """torch's own attention on the same work, with dense keys and values, which is easier: one new
-    token per row, or a causal chunk behind what it continues."""
+    """Call torch's own attention with dense keys and values, which is easier: one new token per
+    row, or a causal chunk behind a context."""
     generator = torch.Generator(device).manual_seed(1)
 
     def normal(heads: int, tokens: int) -> torch.Tensor:
@@ -169,5 +169,5 @@ def sdpa(rows: int, new: int, context: int, shape: HeadShape, device: torch.devi
 
 
 def visible_pairs(new: int, context: int) -> int:
-    """Query-key pairs of a causal chunk: the last `new` of `context` tokens."""
+    """Return the query-key pairs of a causal chunk: the last `new` of `context` tokens."""
     return new * (context - new) + new * (new + 1) // 2

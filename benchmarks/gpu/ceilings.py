@@ -1,4 +1,4 @@
-"""What this device can do at most: the ceilings that everything else is a share of."""
+"""The device's ceilings, of which other results are shares."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MATMUL_SIZE = 8192
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """`copy_bandwidth`: bytes read and written per second by a large copy. `matmul_rate`: FLOP/s of
-    a bfloat16 product of random matrices, 8192 x 8192 x 8192."""
+    """Measure `copy_bandwidth`, bytes read and written per second by a large copy, and
+    `matmul_rate`, FLOP/s of a bfloat16 product of random matrices, 8192 x 8192 x 8192."""
     device = setting.device
     count = 1 << 20 if setting.smoke else COPY_BYTES
     source = torch.randint(0, 127, (count,), dtype=torch.int8, device=device)

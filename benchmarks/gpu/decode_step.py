@@ -1,6 +1,6 @@
 """Time of decode steps and prompts of random Llama shapes, beside the device's ceilings.
 
-A decode step's floor is the time its bytes take at copy speed, a prompt's that of its products.
+The floor of a decode step is the time to copy its bytes, of a prompt the time of its products.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ RUNS = 3
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """For each shape, with captured graphs and without, and with weights and cache of few bits:
-    seconds per step, steps following each other without the host waiting for their tokens."""
+    """Measure each shape, with captured graphs and without, and with weights and cache of few bits:
+    seconds per step of consecutive steps, without waits of the host for tokens."""
     shapes = ("smoke",) if setting.smoke else ("8B", "1B")
     forms: list[tuple[bool, Bits]] = [(True, "none"), (True, "int8"), (True, "int4")]
-    # What targets name comes first: the part may be cut.
+    # Targets come first, since the part may be cut short.
     for some in (forms[:1], forms[1:] if setting.quick else [*forms[1:], (False, "none")]):
         for name in shapes:
             with random_model(name, setting.device) as model:
@@ -49,8 +49,8 @@ def measure(setting: Setting, findings: Findings) -> None:
 
 @torch.inference_mode()
 def measure_prefill(setting: Setting, findings: Findings) -> None:
-    """One prompt in one step, to its first token. `flops`: of the products of its tokens and of
-    attention's visible pairs, one row of the head."""
+    """Measure one prompt in one step, to its first token. `flops`: of the products of its tokens
+    and of attention's visible pairs, one row of the head."""
     for name in ("smoke",) if setting.smoke else ("8B", "1B"):
         with random_model(name, setting.device) as model:
             for count in setting.choose(PROMPTS, PROMPTS[:1], (24,)):
@@ -103,7 +103,7 @@ def _measure(
 
 
 def against_floor(setting: Setting, seconds: float, moved: int) -> dict[str, Any]:
-    """The floor is the time of `moved` bytes at the measured copy bandwidth."""
+    """Return the ratio to the floor: the time of `moved` bytes at the measured copy bandwidth."""
     bandwidth = setting.ceilings.get("copy_bandwidth")
     if not bandwidth:
         return {"floor_us": None, "floor_share": None}
@@ -112,13 +112,13 @@ def against_floor(setting: Setting, seconds: float, moved: int) -> dict[str, Any
 
 
 def replays(runner: ModelRunner) -> int:
-    """How often a graph was launched so far."""
+    """Return how often a graph was launched so far."""
     return int(runner.stats().get("graph_replays", 0))
 
 
 class TimedSteps:
-    """Steps that follow each other. One is launched before the one ahead of it is collected, as the
-    engine does, so that the device always has one waiting."""
+    """Consecutive steps. Like the engine, launches a step before it collects the previous one, so
+    that the device always has one waiting."""
 
     def __init__(self, setting: Setting, runner: ModelRunner, plans: Iterator[StepPlan]) -> None:
         self._setting, self._runner, self._plans = setting, runner, plans
@@ -126,7 +126,7 @@ class TimedSteps:
 
     def seconds_each(self, count: int) -> float:
         runner = self._runner
-        # Planned beforehand: planning is the scheduler's part and is measured elsewhere.
+        # Planned before: planning belongs to the scheduler and is measured elsewhere.
         coming = [next(self._plans) for _ in range(count)]
         self._setting.synchronize()
         start = time.perf_counter()
@@ -138,7 +138,7 @@ class TimedSteps:
         return (time.perf_counter() - start) / count
 
     def warm_up(self, count: int, pause: float) -> None:
-        """`count` steps; with pauses, until graphs are replayed."""
+        """Run `count` steps; with pauses, until graphs are replayed."""
         for _ in range(0, count, 2):
             before = replays(self._runner)
             self.seconds_each(2)
@@ -151,7 +151,7 @@ class TimedSteps:
 
 @torch.inference_mode()
 def fill(runner: ModelRunner) -> None:
-    """Random keys and values everywhere, zeros of integers: what was never written may be NaN."""
+    """Fill the cache with random numbers, or zeros for integers: unwritten memory may hold NaN."""
     for layer in runner.kv_cache:
         if layer.is_floating_point():
             layer.normal_()

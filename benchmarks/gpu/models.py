@@ -1,4 +1,4 @@
-"""Llama shapes with random weights, made on the device: no checkpoint is needed to time a step."""
+"""Llama shapes with random weights, made on the device: timing a step needs no checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Bits = Literal["none", "int8", "int4"]
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A shape's configuration and weights, shared by everything that is compared on it."""
+    """A shape's configuration and weights, shared by all compared runners."""
 
     name: str
     config: ModelConfig
@@ -43,8 +43,8 @@ class RandomModel:
     def runner(
         self, rows: int, tokens: int, *, graphs: bool = True, bits: Bits = "none"
     ) -> ModelRunner:
-        """A runner on these weights, with room for `rows` requests of `tokens` each; weights and
-        cache rounded to `bits`."""
+        """Make a runner on these weights, with room for `rows` requests of `tokens` each; `bits` of
+        weights and cache."""
         blocks = (rows + 2) * (-(-tokens // BLOCK_SIZE) + 1)
         return ModelRunner.load(
             ExecutorConfig(
@@ -62,18 +62,18 @@ class RandomModel:
         )
 
     def step_flops(self, new: int, context: int) -> float:
-        """Of a step that computes the last `new` of a request's `context` tokens."""
+        """Return FLOPs of a step that computes the last `new` of a request's `context` tokens."""
         step = step_work(self.config.spec, [Row(new, context)], Elements(0, 0))
         return step.products + step.attention
 
     def step_bytes(self, rows: int, context: int, bits: Bits = "none") -> int:
-        """The fewest bytes a decode step moves: every weight once (of an untied embedding none),
+        """Return the least bytes of a decode step: every weight once (without an untied embedding),
         the keys and values of all contexts once, those of the new tokens."""
         spec, size = self.config.spec, self.dtype.itemsize
         step = [Row(new=1, context=context + 1)] * rows
         if bits == "none":
             return int(step_work(spec, step, Elements(size, size)).read)
-        # Of the embedding, which stays as it is beside a rounded head, a few rows are read.
+        # Beside a rounded head, the embedding stays unrounded, and a few of its rows are read.
         weights = rounded_bytes(spec, size, bits) - self.weights.embedding.nbytes
         number = bytes_per_number(spec.attention, storage_dtype(bits, numpy_dtype(self.dtype)))
         return weights + int(step_work(spec, step, Elements(0, number)).read)
@@ -83,7 +83,7 @@ class RandomModel:
 def random_model(
     name: str, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> Iterator[RandomModel]:
-    """The shape `name`. Its folder (a `config.json`) is gone afterwards."""
+    """Make the shape `name`; its folder (a `config.json`) is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="rootlace-shape-") as folder:
         path = Path(folder)
         (path / "config.json").write_text(json.dumps(CONFIGS[name]))

@@ -20,7 +20,7 @@ INT8, INT4 = BITS
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Query heads, key heads and their size."""
+    """Query heads, key heads and head size."""
 
     heads: int
     kv_heads: int
@@ -38,7 +38,7 @@ class Paged:
     scales: KVScaling | None
 
     def decode_bytes(self) -> int:
-        """The fewest bytes attention must move: every key and value once, queries, outputs."""
+        """Return the least bytes of attention: every key and value once, queries, outputs."""
         distinct = np.unique(self.batch.block_tables[self.batch.block_tables >= 0])
         tokens = min(len(distinct) * self.batch.block_size, int(self.batch.context_len.sum()))
         stored = self.k_cache[0, 0].nbytes + self.v_cache[0, 0].nbytes
@@ -54,8 +54,8 @@ def make_paged(
     prefix: int = 0,
     seed: int = 0,
 ) -> Paged:
-    """bfloat16 queries of `rows` (new tokens, context), in blocks of random order. All rows have
-    the blocks of their first `prefix` tokens (whole blocks) in common."""
+    """Make bfloat16 queries of `rows` (new tokens, context), with blocks in random order. All rows
+    share the blocks of their first `prefix` tokens (whole blocks)."""
     random = np.random.default_rng(seed)
     context = np.array([context for _, context in rows], np.int32)
     needed = -(-context // BLOCK_SIZE)
@@ -98,7 +98,8 @@ def make_paged(
 def _random(
     size: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Normal numbers (for fp8: as large as scaled ones are), made in parts: float32 on the way."""
+    """Make normal numbers (for fp8 in the range of scaled ones), in parts, since they pass through
+    float32."""
     out = torch.empty(size, dtype=dtype, device=device)
     spread = 50.0 if dtype == FP8 else 1.0
     flat = out.view(-1)
@@ -111,8 +112,8 @@ def _random(
 
 
 def bound_plan(kernels: KernelSet, batch: AttentionBatch) -> Any:
-    """What `paged_attention` takes, on the device: planned as the executor plans, decode rows as a
-    captured graph has them."""
+    """Return the arguments of `paged_attention` on the device, planned as the executor plans,
+    decode rows as in a captured graph."""
     decoding = bool((np.diff(batch.row_start) == 1).all())
     rows = len(batch.context_len) if decoding and kernels.name != "reference" else None
     plan = kernels.plan_attention(batch, None, rows)
@@ -120,6 +121,6 @@ def bound_plan(kernels: KernelSet, batch: AttentionBatch) -> Any:
 
 
 def attend(kernels: KernelSet, paged: Paged, plan: Any = None) -> Callable[[], object]:
-    """A call of our attention, by `plan` or the usual one."""
+    """Return a call of our attention, by `plan` or the usual one."""
     tensors = (paged.q, paged.k_cache, paged.v_cache, plan or bound_plan(kernels, paged.batch))
     return lambda: kernels.paged_attention(*tensors, scales=paged.scales)

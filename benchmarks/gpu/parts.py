@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu.setting import Findings, Setting, describe, has_faulted
 
 PARTS = {
-    # module:function under `benchmarks.gpu`, and its share of the time; what decides first
+    # module:function under `benchmarks.gpu`, and its share of the time; decisive parts come first
     "ceilings": ("ceilings:measure", 10),
     "decode_step": ("decode_step:measure", 45),
     "prefill": ("decode_step:measure_prefill", 20),
@@ -47,8 +47,8 @@ POLL_SECONDS = 0.1
 
 
 def limit_of(coming: Sequence[str], left: float) -> float:
-    """Seconds that the first of the parts to come may take of those that are left: its share. So no
-    part takes time from another, and what one leaves is for those after it."""
+    """Return the share in seconds of the first remaining part. A part takes no time from another,
+    and unused time goes to later parts."""
     shares = [PARTS[name][1] for name in coming]
     return max(left, 0.0) * shares[0] / sum(shares)
 
@@ -56,7 +56,7 @@ def limit_of(coming: Sequence[str], left: float) -> float:
 def run_part(
     name: str, arguments: argparse.Namespace, ceilings: dict[str, float], into: Path | None = None
 ) -> dict[str, Any]:
-    """Measure a part in this process; what it raises is recorded."""
+    """Measure a part in this process; record its error if it raises."""
     device = torch.device(arguments.device)
     setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
     findings = Findings(into)
@@ -111,7 +111,7 @@ def run_parts_apart(
                 else:
                     part, ended = _watch(process, folder / f"{left[0]}.json", limit, grace)
                 if ended and not part and told and ended != NO_TIME and not process.is_alive():
-                    break  # it ended after the part before: the rest is for another process
+                    break  # it ended behind the previous part, so another process measures the rest
                 part = {"cases": [], **part} | ({"error": ended} if ended else {})
                 part.pop("begun", None)
                 ceilings |= {key: part[key] for key in CEILINGS if key in part}
@@ -126,11 +126,11 @@ def run_parts_apart(
 def _watch(
     process: multiprocessing.process.BaseProcess, into: Path, limit: float, grace: float
 ) -> tuple[dict[str, Any], str]:
-    """A part's findings, and why it did not end by itself ("": it did). `grace`: seconds beyond
+    """Return a part's findings, and why it was stopped ("": it ended). `grace`: seconds beyond
     `limit` until it begins."""
     started = time.monotonic()
     while True:
-        alive = process.is_alive()  # before looking: it may end in between
+        alive = process.is_alive()  # asked first, because it may end in between
         found = _read(into)
         if "seconds" in found:
             return found, ""
@@ -145,7 +145,7 @@ def _watch(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a part wrote so far; empty before it begins, or in the midst of a write."""
+    """Return the findings written so far; empty before the part begins, or within a write."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""The bandwidth of the kernels that only move memory."""
+"""Bandwidth of kernels that only move memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rootlace.runtime.model.sampler import PENALTIES
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the 8B shape, or small."""
+    """Sizes of the 8B shape, or small ones."""
 
     tokens: tuple[int, ...] = (64, 8192)
     hidden: int = 4096
@@ -37,7 +37,7 @@ SMOKE = Sizes((3,), 64, 96, 4, 2, 16, 300, 3, 8)
 
 @dataclass(frozen=True)
 class Case:
-    """`call(kernels)` is timed; `moved` are the fewest bytes it reads and writes."""
+    """`call(kernels)` is timed; `moved` is the least bytes it reads and writes."""
 
     name: str
     size: str
@@ -46,7 +46,7 @@ class Case:
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """Share of the copy bandwidth, per kernel and size; small sizes are bound by their launch."""
+    """Measure the share of the copy bandwidth, by kernel and size; launches bound small sizes."""
     sizes = SMOKE if setting.smoke else Sizes()
     for work in cases(sizes, setting.device):
         with findings.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
@@ -55,7 +55,7 @@ def measure(setting: Setting, findings: Findings) -> None:
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """Tensors are made when a case is reached; each holds only its own."""
+    """Yield cases; each makes its tensors when it is reached, and holds only its own."""
     for tokens in sizes.tokens:
         yield from _layer_cases(sizes, tokens, device)
     yield from _row_cases(sizes, device)

@@ -1,4 +1,4 @@
-"""Products with quantised weights of every code: a step's time beside that of reading the codes."""
+"""Products with quantised weights of every code: time of a step, and time to read the codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = (1, 16, 64, 256)
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """Bytes: codes and scales, activations and results, each once."""
+    """Measure products. Bytes: codes and scales, activations and results, each once."""
     shape, device = (32, 256) if setting.smoke else SHAPE, setting.device
     for codes, make in weights_of(*shape, device).items():
         weight = make()
@@ -42,7 +42,7 @@ def product(
 def weights_of(
     outputs: int, inputs: int, device: torch.device
 ) -> Mapping[str, Callable[[], Dense | Quantised]]:
-    """By what is stored: weights as checkpoints and GGUF files have them, made when asked for."""
+    """Return weights in the forms of checkpoints and GGUF files, made on request."""
 
     def matrix() -> torch.Tensor:
         return torch.randn((outputs, inputs), device=device).to(torch.bfloat16)

@@ -1,6 +1,6 @@
-"""The whole runtime on random weights: what a client of it measures, beside transformers.
+"""The whole runtime on random weights: a client's measurements, beside transformers.
 
-One engine serves every case, as a start takes as long as most of them:
+One engine serves all cases, as a start takes as long as most of them:
 
     idle          steps of the engine beside the same steps launched back to back
     constrained   masks from the device and from the host, beside free decoding, in turns
@@ -46,11 +46,11 @@ PEER_WORKLOADS = ("W1", "W4")
 
 @contextmanager
 def started(name: str, device: torch.device, rows: int, **options: Any) -> Iterator[rl.Engine]:
-    """An engine for the model `name` of which `rows` requests run at a time. Its checkpoint is
+    """Start an engine for the model `name` with `rows` requests at a time. Its checkpoint is
     deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="rootlace-model-") as folder:
         model = make_model(name, Path(folder) / name, str(device))
-        torch.cuda.empty_cache()  # what follows is measured in another process
+        torch.cuda.empty_cache()  # the next part runs in another process
         with rl.Engine(
             model_path=str(model),
             device=str(device),
@@ -65,8 +65,8 @@ def started(name: str, device: torch.device, rows: int, **options: Any) -> Itera
 def decode_rate(
     engine: rl.Engine, prompts: Sequence[Sequence[int]], new: int, params: Mapping[str, Any]
 ) -> float:
-    """Tokens per second, of `new` for each prompt, from when all of them had their first one until
-    all were done, on the gateway's clock: what the client does is left out."""
+    """Return tokens per second, of `new` per prompt, from all first tokens until all ends, on the
+    gateway's clock, so that the client's work does not count."""
     given = [
         {**params, "max_new_tokens": new, "ignore_eos": True, "seed": seed}
         for seed in range(len(prompts))
@@ -79,7 +79,7 @@ def decode_rate(
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """Every case on one engine, then `idle` on one that does not overlap, if time is left."""
+    """Measure every case on one engine, then `idle` on one without overlap, if time is left."""
     name, rows, prompt, new = ("smoke", 3, 16, 10) if setting.smoke else ("1B", 64, 128, 256)
     bare = _bare_step(setting, name, rows, prompt, new)
     with started(name, setting.device, rows) as engine:
@@ -100,8 +100,8 @@ def measure(setting: Setting, findings: Findings) -> None:
 
 
 def _bare_step(setting: Setting, name: str, rows: int, prompt: int, new: int) -> float:
-    """Seconds of a decode step planned beforehand, launched so that the device always has one
-    waiting. For as long as the engine's steps take longer, the device is idle."""
+    """Return the seconds of a decode step planned before, launched so that the device always has
+    one waiting. The engine's excess over this is idle time of the device."""
     warm_up = setting.choose(WARM_UP, WARM_UP, 2)
     with random_model(name, setting.device) as model:
         runner = model.runner(rows, prompt + new)
@@ -131,7 +131,7 @@ def _idle(
     with findings.attempt(what="idle", shape=name, overlap=overlap, rows=rows) as case:
         prompts = [[5 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
         params = {"temperature": 0.0}
-        decode_rate(engine, prompts, new, params)  # graphs are captured
+        decode_rate(engine, prompts, new, params)  # captures the graphs
         rate = decode_rate(engine, prompts, new, params)
         case |= {"decode_tokens_per_second": rate, "step_us": rows / rate * 1e6}
         case |= {"bare_step_us": bare * 1e6, "idle_share": max(0.0, 1 - bare * rate / rows)}
@@ -140,9 +140,9 @@ def _idle(
 def _constrained(
     setting: Setting, findings: Findings, engine: rl.Engine, name: str, rows: int, new: int
 ) -> None:
-    """Decode tokens per second at a full batch, sampled at temperature 1. Nothing is forced without
-    sampling, so that all runs take equally many steps. `automaton_share`: of the tokens under the
-    regex those that the device masked by itself, by its counter; None where it has none."""
+    """Return decode tokens per second at a full batch, at temperature 1. No tokens are forced
+    without sampling, so all runs take equally many steps. `automaton_share`: tokens under the regex
+    that the device masked by itself, by its counter; None if there is no counter."""
     kinds: dict[str, dict[str, Any]] = {
         "free": {},
         "device": {"regex": PAIRS, "jump_forward": "off"},
@@ -174,18 +174,18 @@ def _constrained(
 
 
 def _automaton_rows(engine: rl.Engine) -> int | None:
-    """See `automaton_rows` among the counters; None: this engine has none."""
+    """Return the counter `automaton_rows`; None if the engine has none."""
     found: int | None = engine.get_server_info().get("automaton_rows")
     return found
 
 
 def measure_transformers(setting: Setting, findings: Findings) -> None:
-    """The same model and requests by transformers' continuous batching, the one peer at hand."""
+    """Measure the same model and requests with transformers' continuous batching."""
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     name = "smoke" if setting.smoke else "1B"
     scale = setting.choose(1.0, 0.25, 0.02)
-    # On a CPU its cache would take most of the machine's memory.
+    # On a CPU its default cache would take most of the machine's memory.
     small = {} if setting.on_gpu else {"num_blocks": 64, "max_batch_tokens": 256}
     with tempfile.TemporaryDirectory(prefix="rootlace-model-") as folder:
         path = make_model(name, Path(folder) / name, str(setting.device))
@@ -198,7 +198,7 @@ def measure_transformers(setting: Setting, findings: Findings) -> None:
                 max_new_tokens=work.wanted, do_sample=False, eos_token_id=-1, pad_token_id=0
             )
             with findings.attempt(workload=workload, scale=scale, requests=len(prompts)) as case:
-                for _ in range(1 if setting.smoke else 2):  # the first one sets up
+                for _ in range(1 if setting.smoke else 2):  # the first run is set-up
                     start = time.perf_counter()
                     replies = model.generate_batch(
                         prompts,

@@ -1,4 +1,4 @@
-"""What a part is told, and where it puts what it finds."""
+"""Input and output of a part."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a part is run.
+    """Options of a part.
 
-    `smoke`: sizes so small that a CPU is done in a moment; the figures mean nothing. `quick`: fewer
-    cases and repetitions. `ceilings` are what the part of that name measured ("copy_bandwidth" in
+    `smoke`: sizes so small that a CPU needs only a moment; the figures mean nothing. `quick`: fewer
+    cases and repetitions. `ceilings`: results of the part of that name ("copy_bandwidth" in
     bytes/s, "matmul_rate" in FLOP/s); empty if it was not run.
     """
 
@@ -43,25 +43,24 @@ class Setting:
 
     @property
     def milliseconds(self) -> float:
-        """For how long a call is timed, all turns together."""
+        """Return how long a call is timed, all turns together."""
         return 30.0 if self.quick else 100.0
 
     def choose(self, full: Item, quick: Item, smoke: Item) -> Item:
         return smoke if self.smoke else quick if self.quick else full
 
     def share(self, achieved: float, ceiling: str) -> float | None:
-        """`achieved` over the measured ceiling; None where there is none."""
+        """Return `achieved` over the measured ceiling; None if there is none."""
         most = self.ceilings.get(ceiling)
         return achieved / most if most else None
 
     def synchronize(self) -> None:
-        """Wait until everything enqueued on the device is done."""
+        """Wait until all work enqueued on the device is done."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def release(self) -> None:
-        """Give freed memory back, so that others can have it. A device that has faulted has
-        none."""
+        """Give freed memory back to other processes. A device that has faulted has none."""
         gc.collect()
         if self.on_gpu:
             with suppress(RuntimeError):
@@ -69,8 +68,8 @@ class Setting:
 
 
 class Findings:
-    """A part's findings, written to `path` after every case: what stops a part in the middle does
-    not take the cases before with it."""
+    """Findings of a part, written to `path` after every case, so that an abort loses only the
+    present case."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.result: dict[str, Any] = {"cases": []}
@@ -86,9 +85,9 @@ class Findings:
 
     @contextmanager
     def attempt(self, **what: Any) -> Iterator[dict[str, Any]]:
-        """A case that is `what` and what is put into it inside; none where nothing is. What fails
-        is recorded with its error. A GPU that has faulted ends the part: nothing that this process
-        measures after it would be right."""
+        """Add a case `what` with the findings put into it inside the block, if any. A failure is
+        recorded with its error. After a fault of the GPU the part ends: this process's later
+        measurements would be wrong."""
         case: dict[str, Any] = dict(what)
         try:
             yield case
@@ -106,7 +105,7 @@ class Findings:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line, with the place it comes from."""
+    """Describe an error in a line, with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
@@ -114,7 +113,7 @@ def describe(error: BaseException) -> str:
 
 
 def has_faulted() -> bool:
-    """Whether the CUDA context is unusable (after an illegal access, say)."""
+    """Whether the CUDA context is unusable, for example after an illegal access."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return False
     try:

@@ -1,6 +1,6 @@
-"""What the GPU path aims at, and how the figures of a run compare. The aims are for an H200.
+"""Targets of the GPU path, compared with a run's figures. The targets are for an H200.
 
-`benchmarks/results/README.md` says what each target is.
+`benchmarks/results/README.md` describes each target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """The worst figure (the field `name`) of a part's cases that are `wanted`, against `bound`."""
+    """The worst figure (field `name`) of a part's cases that are `wanted`, against `bound`."""
 
     part: str
     name: str
@@ -27,7 +27,7 @@ class Target:
     wanted: Callable[[Case], bool]
 
     def judge(self, parts: Parts) -> dict[str, Any]:
-        """{target, value, met}."""
+        """Return {target, value, met}."""
         cases = parts.get(self.part, {}).get("cases", ())
         found = [case.get(self.name) for case in cases if "error" not in case and self.wanted(case)]
         worst = min if self.sign == ">=" else max
@@ -73,5 +73,5 @@ TARGETS = {
 
 
 def judge(parts: Parts) -> dict[str, dict[str, Any]]:
-    """name -> {target, value, met}."""
+    """Return name -> {target, value, met}."""
     return {name: target.judge(parts) for name, target in TARGETS.items()}

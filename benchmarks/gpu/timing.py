@@ -1,8 +1,8 @@
-"""Times of work on a device, in turns and past the caches.
+"""Times of work on a device, in turns, with flushed caches.
 
-On a GPU Triton's `do_bench` times a call by CUDA events, after the L2 cache was flushed. Where
-`captured`, the call is a replay of a CUDA graph of it, so that the host's share of launching (tens
-of microseconds of Python) is not measured; the flush runs while the replay is being enqueued.
+On a GPU Triton's `do_bench` times a call by CUDA events, after a flush of the L2 cache. A
+`captured` call is the replay of a CUDA graph, so that the host's launching (tens of microseconds of
+Python) does not count; the flush runs while the replay is enqueued.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Timing:
         return percentile(self.seconds, 0.5)
 
     def as_json(self) -> dict[str, float | bool]:
-        """In microseconds: median, and the 10th and 90th percentile."""
+        """Return microseconds: median, and the 10th and 90th percentile."""
         quantiles = {"us": 0.5, "p10_us": 0.1, "p90_us": 0.9}
         found = {name: percentile(self.seconds, q) * 1e6 for name, q in quantiles.items()}
         return {name: round(us, 3) for name, us in found.items()} | {"captured": self.captured}
@@ -51,7 +51,7 @@ def time_one(setting: Setting, call: Call, capture: bool = False) -> Timing:
 def time_in_turns(
     setting: Setting, calls: Mapping[str, Call], capture: bool = True
 ) -> dict[str, Timing]:
-    """`capture`: as graphs, where calls can be captured."""
+    """Time calls in turns. `capture`: as graphs, if calls can be captured."""
     if not setting.on_gpu:
         return {name: Timing([_on_host(call)]) for name, call in calls.items()}
     from triton.testing import do_bench
@@ -78,9 +78,9 @@ def time_rates(
     unit: str,
     ceiling: str,
 ) -> dict[str, Any]:
-    """{"kernels": times of those that can be made and run here, with how much of `amount` they do
-    in a second and its share of the ceiling, the others with their error; "share": ours;
-    "floor_us": what `amount` takes at the ceiling}."""
+    """Return {"kernels": times of those that can run here, with their rate of `amount` per second
+    and its share of the ceiling, or their error; "share": ours; "floor_us": time of `amount` at the
+    ceiling}."""
     calls: dict[str, Call] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, make in makers.items():
@@ -102,7 +102,7 @@ def time_rates(
 
 
 def _captured(call: Call) -> Call:
-    """A graph of `call`; what it allocates and returns lives in the graph's own memory."""
+    """Return a graph of `call`; the graph's own memory has its allocations and results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -122,7 +122,7 @@ def _captured(call: Call) -> Call:
 
 
 def _on_host(call: Call) -> float:
-    """Where nothing is to be measured but that it runs."""
+    """Check only that it runs."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

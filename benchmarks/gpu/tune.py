@@ -45,7 +45,7 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class TuneCase:
-    """A load: `make(kernels)` gives the call to time."""
+    """A load: `make(kernels)` returns the call to time."""
 
     kernel: str
     key: dict[str, Any]
@@ -55,7 +55,7 @@ class TuneCase:
 
 @dataclass
 class Tuned:
-    """What became of an entry. Microseconds; entries that were tried, the first one included."""
+    """Result for an entry. Microseconds; entries that were tried, the first one included."""
 
     case: TuneCase
     before: float
@@ -106,7 +106,7 @@ def search(
 
 
 def entry_of(table: Table, case: TuneCase) -> Entry:
-    """The entry that is looked up for the case."""
+    """Return the entry that is looked up for the case."""
     for entry in table[case.kernel]:
         if all(launching._holds(case.key, name, wanted) for name, wanted in entry["when"].items()):
             return entry
@@ -114,7 +114,7 @@ def entry_of(table: Table, case: TuneCase) -> Entry:
 
 
 def neighbours(entry: Entry) -> list[Entry]:
-    """`entry` with one number changed."""
+    """Yield copies of `entry` with one number changed."""
     found = []
     for name in (*entry["blocks"], "num_warps", "num_stages"):
         for larger in (True, False):
@@ -131,8 +131,8 @@ def neighbours(entry: Entry) -> list[Entry]:
 
 @contextmanager
 def trial_tables(arch: int) -> Iterator[Load]:
-    """What gives a case's call under a table. Kernels read their tables from a temporary folder
-    meanwhile, anew for every candidate."""
+    """Return a function that makes a case's call under a table. Kernels read tables from a
+    temporary folder meanwhile, again for every candidate."""
     committed = launching.TABLES
     with tempfile.TemporaryDirectory() as name:
         launching.TABLES = Path(shutil.copytree(committed, Path(name) / "tables"))
@@ -155,7 +155,7 @@ def _kept(result: object) -> list[torch.Tensor]:
 
 
 def alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Integers exactly, others to `TOLERANCE` in norm; NaN is like nothing."""
+    """Whether results agree: integers exactly, others to `TOLERANCE` in norm; NaN never."""
     if not found.is_floating_point():
         return torch.equal(found, wanted)
     found, wanted = found.double(), wanted.double()
@@ -172,7 +172,7 @@ def cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
 
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
-    """Of heads of 64, 128 and 256, bfloat16."""
+    """Yield cases with heads of 64, 128 and 256, bfloat16."""
     from rootlace.kernels.triton.decode_attention import tree_tile
 
     context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
@@ -199,7 +199,7 @@ def _attention_case(
     rows: list[tuple[int, int]],
     prefix: int = 0,
 ) -> TuneCase:
-    # As late as possible: all cases together would fill the memory.
+    # Made as late as possible: all cases together would fill the memory.
     paged = cache(partial(make_paged, rows, shape, device, prefix=prefix))
     what = f"{len(rows)} rows of {rows[0]}, heads of {shape.head_dim}"
     return TuneCase(kernel, key, what, lambda kernels: attend(kernels, paged()))
@@ -231,8 +231,8 @@ def pointwise_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
 
 
 def product_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
-    """A decode step of 16 rows by int4 in groups, as checkpoints have them, and by Q4_K's uint4,
-    whose scales are integers with units of their own."""
+    """Yield a decode step of 16 rows by int4 in groups, as in checkpoints, and by Q4_K's uint4,
+    whose scales are integers with units."""
     outputs, inputs = (32, 256) if smoke else (4096, 4096)
     rows = torch.randn((16, inputs), device=device).to(torch.bfloat16)
     makers = products.weights_of(outputs, inputs, device)
@@ -246,7 +246,7 @@ def product_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
 
 
 def write_table(path: Path, measured: dict[str, str] | None, table: Table) -> None:
-    """As the committed ones are spelled: an entry a line."""
+    """Write a table in the form of the committed ones: an entry a line."""
     kernels = []
     for name, entries in table.items():
         lines = ",\n".join(f"      {json.dumps(entry)}" for entry in entries)
@@ -268,7 +268,7 @@ def tune(
 ) -> Iterator[Tuned]:
     """Search for every case and write the table to `path` after each."""
     table: Table = {}
-    # An architecture's table may leave a kernel out: the default has them all.
+    # An architecture's table may omit kernels; the default has all.
     for name in (launching.DEFAULT, f"sm_{arch}"):
         if (existing := launching.TABLES / f"{name}.json").exists():
             table |= json.loads(existing.read_text())["kernels"]
@@ -279,8 +279,8 @@ def tune(
 
 
 def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float) -> int:
-    """Tune the kernels named (none: all) on `device`, until `budget` seconds are spent; with
-    `smoke`, interpreted ones, one other entry each, into the air."""
+    """Tune the named kernels (none: all) on `device` until `budget` seconds are over; with `smoke`,
+    interpreted ones, one other entry each, without writing."""
     from rootlace.kernels.triton import TRITON
     from rootlace.kernels.triton.launching import architecture
 

@@ -1,9 +1,8 @@
 """A gateway process whose engine has no model.
 
-The gateway is the real one. The process that it starts as its engine is this module again: the real
-engine on a runner whose steps take a given time without using the processor. Its counters have the
-CPU seconds of planning, of committing, and of making tokens up (`model_cpu_seconds`), which is no
-part of the host's cost.
+The gateway is the real one. It starts this module as its engine: the real engine on a runner whose
+steps take a given time without using the processor. The counters have the CPU seconds of planning,
+of committing, and of making up tokens (`model_cpu_seconds`), which is no cost of the host.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ ENGINE_MODULE = "rootlace.runtime.engine"
 
 
 class Parts:
-    """CPU seconds of the thread that parts of the loop take."""
+    """CPU seconds of the thread in parts of the loop."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     def watch(self, name: str, kind: type, method: str) -> None:
-        """Count the time of a class's method as that of the part `name`."""
+        """Count the time of a class's method as part `name`."""
         function: Callable[..., Any] = getattr(kind, method)
         self._seconds[name] = 0.0
 
@@ -56,8 +55,8 @@ class Parts:
 
 
 class NoModel:
-    """What stands for a `ModelRunner`, one step at a time: a row's next token follows from its last
-    one and its position. A step takes `STEP_SECONDS`, asleep, as on a device of its own."""
+    """Stands for a `ModelRunner`, one step at a time: a row's next token depends on its last token
+    and position. A step sleeps for `STEP_SECONDS`, as with a separate device."""
 
     overlaps = False
     device = kernels = "none"
@@ -88,7 +87,7 @@ class NoModel:
 
 
 def gateway() -> int:
-    """The gateway's own `main`, but for whom it starts as its engine."""
+    """Run the gateway's own `main` with this module as its engine."""
     from rootlace.runtime.server.__main__ import main
 
     real = processes.child_command
@@ -103,7 +102,7 @@ def gateway() -> int:
 
 
 def engine() -> int:
-    """The engine's own `main`, but for its model."""
+    """Run the engine's own `main` without a model."""
     from rootlace.runtime.engine.__main__ import main
     from rootlace.runtime.model.executor.runner import ModelRunner
 

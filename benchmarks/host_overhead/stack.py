@@ -61,7 +61,7 @@ class StackCost:
 
 
 class Stack:
-    """A runtime whose engine has no model, and its client in this process."""
+    """A runtime whose engine has no model, and a client in this process."""
 
     def __init__(self, runtime: rl.Runtime) -> None:
         assert runtime.url is not None
@@ -70,11 +70,11 @@ class Stack:
         self.url, self.endpoint = runtime.url, runtime.endpoint
 
     def written(self) -> int:
-        """Bytes that the gateway wrote to files so far."""
+        """Return the bytes that the gateway wrote to files so far."""
         return int(psutil.Process(self.gateway).io_counters().write_chars)
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds so far, of each part; the simulation's own are left out."""
+        """Return the CPU seconds so far of each part, without the simulation's."""
         status = self.endpoint.get_server_info()
         return {
             "plan": status["plan_cpu_seconds"],
@@ -87,7 +87,7 @@ class Stack:
 
 @contextmanager
 def started(model: Path, step_seconds: float = 0.002, **options: Any) -> Iterator[Stack]:
-    """`model`: a folder with a tokenizer. `options` are those of `rl.Runtime`."""
+    """Start a stack. `model`: a folder with a tokenizer. `options`: options of `rl.Runtime`."""
     with (
         patch.object(gateway_process, "GATEWAY_MODULE", simulated_engine.__name__),
         patch.dict(os.environ, {simulated_engine.STEP_VARIABLE: str(step_seconds)}),
@@ -111,19 +111,19 @@ def measure_stack(stack: Stack, mode: str, rows: int, rounds: int) -> StackCost:
 def _least(
     stack: Stack, run: Callable[[int, int], None], rows: int, tokens: int, rounds: int
 ) -> dict[str, float]:
-    """CPU seconds of each part in the round that took it the least."""
+    """Return the CPU seconds of each part in its cheapest round."""
     spent = []
     for _ in range(rounds):
         before = stack.cpu()
         run(rows, tokens)
-        time.sleep(0.01)  # what is said last is still to be heard
+        time.sleep(0.01)  # the last messages are still under way
         after = stack.cpu()
         spent.append({part: after[part] - before[part] for part in after})
     return {part: min(one[part] for one in spent) for part in spent[0]}
 
 
 def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
-    """What runs so many requests of so many tokens."""
+    """Return a function that runs so many requests of so many tokens."""
     streamed = "streamed" in mode
     ids = int("".join(filter(str.isdigit, mode)) or 0)
     if mode.startswith("http"):
@@ -180,7 +180,7 @@ def _ids(number: int, count: int) -> list[int]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of all threads, in nanoseconds' precision where the system tells them (Linux)."""
+    """Return CPU seconds of all threads, to nanoseconds where the system reports them (Linux)."""
     tasks = Path(f"/proc/{pid}/task")
     try:
         return (

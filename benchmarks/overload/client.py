@@ -1,4 +1,4 @@
-"""A client that takes little of the machine that it shares with the server which it asks."""
+"""A client that takes little of the machine that it shares with the server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LENGTH = b"content-length:"
 
 
 class Client:
-    """POSTs JSON over connections that it keeps, as many as answers are waited for at a time."""
+    """POSTs JSON over kept connections, one for each answer that is awaited at the same time."""
 
     def __init__(self, url: str, address: str) -> None:
-        """`address`: the client's own; by it the server knows it."""
+        """`address`: the client's own, by which the server distinguishes clients."""
         to = urlsplit(url)
         assert to.hostname is not None and to.port is not None
         self._host, self._port, self._address = to.hostname, to.port, address
@@ -34,12 +34,12 @@ class Client:
             self._idle.pop().close()
 
     async def post(self, path: str, body: bytes) -> int:
-        """The reply's status, when all of it has come. Raises OSError where a connection fails."""
+        """Return the whole reply's status. Raises OSError if a connection fails."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        while self._idle and self._idle[-1].closed:  # the server keeps none for ever
+        while self._idle and self._idle[-1].closed:  # the server closes idle ones
             self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._connect()
         status = await connection.ask(head.encode() + body)
@@ -54,7 +54,7 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time; replies tell their length."""
+    """Sends one request at a time; replies tell their length."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

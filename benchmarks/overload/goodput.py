@@ -1,4 +1,4 @@
-"""What became of requests that were offered at a rate, each with a deadline."""
+"""Results of requests that were offered at a rate, each with a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.common import percentile
 
 @dataclass(frozen=True)
 class Fate:
-    """Of one request: `seconds` until it was answered, refused, or its client gave up."""
+    """Result of a request: `seconds` until it was answered or refused, or the client gave up."""
 
     kind: str
     """"in time", "late", "refused" (429) or "failed"."""
@@ -22,9 +22,9 @@ class Fate:
 
 @dataclass(frozen=True)
 class Goodput:
-    """`good`: answers in time per second. `late` and `failed` of all requests, `refused` likewise;
-    `refused_p99`: seconds until so many of those that were refused knew. `answered_p99`: until so
-    many of the answers in time were there."""
+    """`good`: answers in time per second. `late`, `failed` and `refused`: shares of all requests.
+    `refused_p99`: seconds until 99 % of the refused requests knew. `answered_p99`: until 99 % of
+    the answers in time had come."""
 
     offered: float
     good: float
@@ -38,7 +38,7 @@ class Goodput:
 
 
 def goodput_of(fates: Sequence[Fate], seconds: float) -> Goodput:
-    """Of requests that were offered for so many seconds."""
+    """Summarise requests that were offered for so many seconds."""
 
     def times(kind: str) -> list[float]:
         return [one.seconds for one in fates if one.kind == kind]
@@ -58,7 +58,7 @@ def goodput_of(fates: Sequence[Fate], seconds: float) -> Goodput:
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
-    """Times of a Poisson process of `rate` per second."""
+    """Draw times of a Poisson process of `rate` per second."""
     dice = np.random.default_rng(seed)
     gaps = dice.exponential(1 / rate, int(rate * seconds * 1.5) + 50)
     times = np.cumsum(gaps)
@@ -66,9 +66,9 @@ def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
 
 
 def goodput_over_best(sustainable: float, loads: Sequence[Goodput]) -> float | None:
-    """What was answered in time at the last of `loads` over the best of those before. None where
-    nothing can be said: there is none before, or so much more than the `sustainable` rate was
-    answered that this was too low, and the last load no such overload as it was to be."""
+    """Return the goodput of the last of `loads` over the best before. None without earlier loads,
+    or if much more than the `sustainable` rate was answered: then that rate was too low, and the
+    last load no such overload as intended."""
     *before, last = loads
     best = max((one.good for one in before), default=0.0)
     if not best or last.good > 1.1 * sustainable:

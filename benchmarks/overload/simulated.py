@@ -1,4 +1,4 @@
-"""Overload on a simulated clock: the real scheduler, and steps that take what a formula says."""
+"""Overload on a simulated clock: the real scheduler, and steps whose time follows a formula."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ STOP, OTHER = 1, 2
 
 @dataclass(frozen=True)
 class Load:
-    """Prompts and outputs have these many tokens in the mean; outputs, whose length nobody knows
-    before, are of a geometric distribution where they are `uneven`. Requests have `timeout` seconds
-    and come from so many clients."""
+    """Prompts and outputs have these mean lengths; outputs, of unknown length, are geometrically
+    distributed if `uneven`. Requests have a `timeout` in seconds and come from so many clients."""
 
     prompt: int = 300
     output: int = 48
@@ -35,7 +34,7 @@ class Load:
 
 
 class Simulation:
-    """One run of one rate."""
+    """A run of one rate."""
 
     def __init__(self, load: Load, rate: float, seconds: float, seed: int = 0) -> None:
         self._load = load
@@ -90,7 +89,7 @@ class Simulation:
             heapq.heappush(self._deadlines, (self._arrivals[number] + load.timeout, number))
 
     def _give_up(self) -> None:
-        """End what is not done by its deadline, as the gateway does."""
+        """End requests after their deadlines, as the gateway does."""
         while self._deadlines and self._deadlines[0][0] <= self._now:
             _, number = heapq.heappop(self._deadlines)
             if number not in self._fates:
@@ -118,6 +117,6 @@ class Simulation:
 
 
 def capacity(load: Load) -> float:
-    """Requests per second at the most rows: a bound that no schedule exceeds by much."""
+    """Return the requests per second at the most rows, which no schedule exceeds by much."""
     row = COST.decode + COST.step / 256
     return 1 / (COST.prefill * load.prompt + row * load.output)

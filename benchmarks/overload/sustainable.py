@@ -17,12 +17,12 @@ one that was."""
 async def sustainable(
     offer: Callable[[float], Awaitable[Goodput]], first: float, timeout: float
 ) -> tuple[float, list[Goodput]]:
-    """The highest rate that was sustained, and what became of all that was offered.
+    """Return the highest sustained rate, and the results of all offers.
 
-    `offer` sends requests at a rate, without waiting for answers: who waits for them asks less the
-    slower the server is, and finds a rate at which nothing ever queues. It should last for many
-    timeouts: until then a queue may grow, and all be in time. So 99 % of the answers must come
-    within half of the timeout, too.
+    `offer` sends requests at a rate without waiting for answers: a client that waits would ask less
+    of a slower server, and find a rate at which nothing queues. It should last for many timeouts:
+    until then a queue may grow with all answers in time. So 99 % of the answers must also come
+    within half of the timeout.
     """
     trials: list[Goodput] = []
 

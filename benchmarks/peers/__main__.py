@@ -77,8 +77,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def floors_of(
     rows: Sequence[Row], model: Path, dtype: str, ceilings: dict[str, Any]
 ) -> dict[str, Any]:
-    """workload -> floor, of the first repetition (lengths are the same in all)."""
-    # Not at the top: torch, which these need, has no place in the client while it is measured.
+    """Return workload -> floor, of the first repetition (all have the same lengths)."""
+    # Not at the top: these need torch, which the measured client must not load.
     from benchmarks.peers.floors import floor_of, work_of
     from rootlace.runtime.model.checkpoint.config import ModelConfig
 
@@ -95,8 +95,8 @@ def floors_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended, too
-    # A narrow terminal breaks the lines; a table without its last columns would be worse.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the peers, too
+    # Broken lines on a narrow terminal are better than a table without its last columns.
     console = console_of(TABLE_WIDTH)
     console.width = max(console.width, TABLE_WIDTH)
     report = Report("peers", arguments)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def progress(what: str) -> None:
             bar.update(task, description=what, advance=1)
-            if not console.is_terminal:  # a log
+            if not console.is_terminal:  # output goes to a log
                 print(what, flush=True)
 
         progress("ceilings of the machine")

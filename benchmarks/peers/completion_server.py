@@ -1,4 +1,4 @@
-"""A server that completes prompts of token ids over HTTP and streams what it generates.
+"""A server that completes prompts of token ids over HTTP and streams the output.
 
 Standard library only: drivers of peers use this file, too.
 """
@@ -31,7 +31,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass
 class Answer:
-    """What a server has told of one request. `count`: tokens it says it generated."""
+    """A server's reports of one request. `count`: tokens that it says it generated."""
 
     ids: list[int] = field(default_factory=list)
     count: int = 0
@@ -41,7 +41,7 @@ class Answer:
 class CompletionServer:
     """An `OnlineEngine` behind `url`: one thread and one connection per request.
 
-    How a server is asked and what its events say is for subclasses (`path`, `body`, `read`).
+    Subclasses know the form of requests and events (`path`, `body`, `read`).
     """
 
     path = ""
@@ -55,18 +55,18 @@ class CompletionServer:
         self._cached: int | None = 0
 
     def body(self, prompt: Sequence[int], wanted: int) -> Body:
-        """What asks for exactly `wanted` tokens, greedily, as a stream."""
+        """Return the body that asks for exactly `wanted` tokens, greedily, as a stream."""
         raise NotImplementedError
 
     def read(self, event: Body, answer: Answer) -> None:
-        """Take what an event of the stream says into `answer`."""
+        """Add an event of the stream to `answer`."""
         raise NotImplementedError
 
     def reset(self) -> None:
         self._cached = 0
 
     def cached(self) -> int | None:
-        """None if the server does not tell."""
+        """Return cached tokens; None if the server does not report them."""
         return self._cached
 
     def add(self, request: Request) -> None:
@@ -85,12 +85,12 @@ class CompletionServer:
             self._news.put(error)
 
     def _stream(self, request: Request) -> None:
-        """Tell the first token when it comes, and the rest at the end."""
+        """Report the first token when it comes, and the rest at the end."""
         answer = Answer(count=request.wanted)
         told = 0
         for event in self.events(self.body(request.prompt, request.wanted)):
             self.read(event, answer)
-            # A token that is half a character has no text yet, but an event.
+            # A token that is half a character has an event, but no text yet.
             if not told and (answer.ids or not self.replies_are_ids):
                 first = answer.ids[:1] or [FIRST_PLAIN_TOKEN]
                 self._news.put(News(request.name, first, False, time.perf_counter()))
@@ -99,19 +99,19 @@ class CompletionServer:
             self._cached = None
         else:
             self._cached += answer.cached
-        # Ids that were generated and not streamed (the end of half a character) have stand-ins.
+        # Tokens that were not streamed (the end of half a character) get stand-in ids.
         reply = answer.ids + [FIRST_PLAIN_TOKEN] * (answer.count - len(answer.ids))
         self._news.put(News(request.name, reply[told:], True, time.perf_counter()))
 
     def open(self, path: str, body: Body | None = None, method: str = "POST") -> Any:
-        """The response, to be read or closed. Raises OSError, HTTPError for what is not 200."""
+        """Open the response. Raises OSError, HTTPError for a status other than 200."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         return DIRECT.open(request, timeout=self._timeout)
 
     def events(self, body: Body) -> Iterator[Body]:
-        """What the server streams of a completion. Raises PeerError."""
+        """Yield the events of a completion. Raises PeerError."""
         try:
             with self.open(self.path, body) as response:
                 for line in response:
@@ -125,7 +125,7 @@ class CompletionServer:
 
 
 class LlamaServer(CompletionServer):
-    """llama.cpp's server, by its own interface: OpenAI's tells no token ids."""
+    """llama.cpp's server, by its own interface: OpenAI's has no token ids."""
 
     path = "/completion"
 
@@ -152,9 +152,9 @@ class LlamaServer(CompletionServer):
 class OpenAIServer(CompletionServer):
     """Any server with OpenAI's completions interface, for instance http://127.0.0.1:8000.
 
-    Servers that tell the ids of what they generate (`return_token_ids`) get these back in
-    follow-ups; for others see `replies_are_ids`. `can_flush`: whether its cache can be emptied;
-    where not, only a new seed makes a cold run. Raises PeerError when nobody answers.
+    Follow-ups contain the generated ids if the server returns these (`return_token_ids`); for
+    others see `replies_are_ids`. `can_flush`: whether its cache can be emptied; if not, only a new
+    seed makes a cold run. Raises PeerError when no server answers.
     """
 
     path = "/v1/completions"
@@ -199,7 +199,7 @@ class OpenAIServer(CompletionServer):
             raise PeerError(f"{self.name}: no model at {self.url}: {error}") from None
 
     def _find_out(self) -> None:
-        """Whether answers can hold ids: not every server takes the field that asks for them."""
+        """Find out whether answers can have ids: some servers refuse the field for ids."""
         for last, extra in enumerate(({"return_token_ids": True}, {})):
             self._extra, answer = dict(extra), Answer()
             try:

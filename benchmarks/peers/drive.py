@@ -1,4 +1,4 @@
-"""Driving one engine through one workload. Standard library only: peers run this file, too."""
+"""Drives one engine through one workload. Standard library only: peers run this file, too."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.peers.workloads import Request, Tokens, Workload
 
 
 class PeerError(RuntimeError):
-    """A peer could not be started, failed, or took too long."""
+    """Raised when a peer could not be started, failed, or took too long."""
 
 
 @dataclass(frozen=True)
 class News:
-    """New tokens of a request, and the time (`time.perf_counter`) at which its client had them."""
+    """New tokens of a request, and the time (`time.perf_counter`) at which its client got them."""
 
     name: str
     tokens: Tokens
@@ -25,7 +25,7 @@ class News:
 
 
 class OnlineEngine(Protocol):
-    """An engine that requests may join at any time."""
+    """An engine that accepts requests at any time."""
 
     replies_are_ids: bool
     """False: it only tells text; follow-ups then hold stand-ins (`Workload.fixed_reply`)."""
@@ -36,18 +36,18 @@ class OnlineEngine(Protocol):
     def add(self, request: Request) -> None: ...
 
     def step(self) -> Sequence[News]:
-        """Wait for something new."""
+        """Wait for new tokens."""
 
     def cached(self) -> int | None:
-        """Prompt tokens that were found in the cache since `reset`."""
+        """Return the prompt tokens found in the cache since `reset`."""
 
 
 @dataclass(frozen=True)
 class Driven:
-    """What was seen while a workload ran: seconds, and the tokens of each request.
+    """Observations of a workload's run: seconds, and the tokens of each request.
 
-    `cached`: prompt tokens that came from the cache; None where the engine does not say.
-    `fixed_replies`: follow-ups held stand-ins for what the engine generated.
+    `cached`: prompt tokens from the cache; None if the engine does not report them.
+    `fixed_replies`: follow-ups had stand-ins for the engine's output.
     """
 
     wall: float
@@ -59,10 +59,10 @@ class Driven:
 
 
 def drive(engine: OnlineEngine, workload: Workload) -> Driven:
-    """Empty the cache; hand over all first requests at once, each follow-up as soon as its answer
+    """Empty the cache; submit all first requests at once, and each follow-up as soon as its answer
     is there.
 
-    Raises RuntimeError if a reply has not exactly the wanted length.
+    Raises RuntimeError if a reply has another length than wanted.
     """
     live: dict[str, tuple[Request, float, Tokens]] = {}
     ttft: list[float] = []

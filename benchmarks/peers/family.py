@@ -1,4 +1,4 @@
-"""A process and all that it started, which can be held still together."""
+"""A process and all its descendants, which can be suspended together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import psutil
 
 
 class Family:
-    """The process `pid` and those below it. An engine that spins while it waits would take cores
-    from the one that is measured: stopped (SIGSTOP), it does not."""
+    """The process `pid` and its descendants. An engine that spins while it waits would take cores
+    from the measured one, unless it is stopped (SIGSTOP)."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -36,7 +36,7 @@ class Family:
 
 
 def end(processes: list[psutil.Process], grace: float) -> None:
-    """Wait until they have ended; whoever has not after `grace` seconds is killed."""
+    """Wait until all have ended; kill the rest after `grace` seconds."""
     _, alive = psutil.wait_procs(processes, timeout=grace)
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -32,10 +32,10 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Work:
-    """What a workload is made of when nothing is done twice.
+    """Work of a workload if nothing is computed twice.
 
-    `prompts`: each prompt, and what is computed of it. `steps`: the rows of each decode step.
-    `step_tokens`: per decode step, distinct tokens that its rows stand on.
+    `prompts`: each prompt, and its computed tokens. `steps`: rows of each decode step.
+    `step_tokens`: distinct tokens in the contexts of each decode step.
     """
 
     prompts: list[Row]
@@ -44,11 +44,11 @@ class Work:
 
 
 def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
-    """Take a workload apart, its requests having been answered with `replies`."""
+    """Return a workload's work, if its requests are answered with `replies`."""
     ideal = IdealCache()
     work = Work([], [], [])
     for wave in workload.waves(replies):
-        # Requests that are there together decode in lockstep: their first tokens come from the
+        # Requests of one wave decode in lockstep: their first tokens come from the
         # prompts, each later one from a step.
         shared = _distinct([request.prompt for request in wave])
         for step in range(1, max(request.wanted for request in wave)):
@@ -64,11 +64,11 @@ def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
 
 
 def _distinct(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that are left when common prefixes are counted once."""
+    """Count tokens, with common prefixes counted once."""
     trie = IdealCache()
     for prompt in prompts:
         trie.submit(prompt)
-    # The last token of a prompt counts as computed even if it is known; then it was counted twice.
+    # A known last token of a prompt is computed again; then it was counted twice.
     unlike = {tuple(prompt) for prompt in prompts}
     return trie.prompt_tokens - trie.cached_tokens - (len(prompts) - len(unlike))
 
@@ -84,7 +84,7 @@ class Floor:
 
 
 def floor_of(work: Work, spec: ModelSpec, dtype: str, rate: float, bandwidth: float) -> Floor:
-    """`rate`: flop/s of a big product; `bandwidth`: bytes/s of reading what no cache holds."""
+    """Return the floor. `rate`: flop/s of a large product; `bandwidth`: bytes/s of reads."""
     element = 4 if dtype == "float32" else 2
     size = Elements(element, element)
     weights = step_work(spec, [], size).read

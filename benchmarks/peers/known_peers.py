@@ -1,4 +1,4 @@
-"""How each peer is started: its driver, what the driver needs, the environment it wants."""
+"""How to start each peer: its driver, the driver's options, the environment."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DRIVERS = Path(__file__).with_name("drivers")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all peers of a run are given. `kv_gib`: size of the KV cache where it can be set;
-    `limit`: seconds that a peer may take to load, and for a workload."""
+    """Options for all peers of a run. `kv_gib`: size of the KV cache, where it can be set; `limit`:
+    seconds that a peer may take to load, and for a workload."""
 
     work: Path
     threads: int
@@ -36,7 +36,7 @@ Prepare = Callable[[Path, Path, Setting], Launch]
 
 @dataclass(frozen=True)
 class KnownPeer:
-    """`scale`: the share of a workload that it does, where not all of it; 0: it does none."""
+    """`scale`: share of each workload that the peer runs, if not all; 0: none."""
 
     driver: str
     prepare: Prepare
@@ -44,7 +44,7 @@ class KnownPeer:
 
 
 def vllm_environment(python: Path, threads: int, kv_gib: int) -> dict[str, str]:
-    """Left alone, vLLM on a CPU binds one core of two."""
+    """Return vLLM's environment: by default, vLLM on a CPU binds one core of two."""
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
@@ -66,8 +66,8 @@ def _sglang(python: Path, model: Path, setting: Setting) -> Launch:
 
 
 def _intel_openmp(python: Path) -> dict[str, str]:
-    """Intel's OpenMP runtime, which wants preloading, where the environment has it."""
-    # Beside the interpreter as it was named: the environment's, not what its link points to.
+    """Return Intel's OpenMP runtime, which needs preloading, if the environment has it."""
+    # Search beside the interpreter's path as given, not beside the target of its link.
     library = python.absolute().parent.parent / "lib" / "libiomp5.so"
     return {"LD_PRELOAD": str(library)} if library.exists() else {}
 
@@ -85,17 +85,17 @@ def _llama_server(python: Path, model: Path, setting: Setting) -> Launch:
 
 
 def _openvino(python: Path, model: Path, setting: Setting) -> Launch:
-    """Converted by the exporter of the peer's environment."""
+    """Convert a checkpoint by the exporter of the peer's environment."""
     exporter = str(python.absolute().with_name("optimum-cli"))
     convert = [exporter, "export", "openvino", "--model", str(model)]
-    # bfloat16 weights are stored as float16: OpenVINO's files know no bfloat16.
+    # bfloat16 weights become float16, since OpenVINO's files have no bfloat16.
     convert += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
     kv_size = ["--kv-gib", str(setting.kv_gib)]
     return _converted(model, ".openvino", convert, setting), kv_size, {}
 
 
 def _converted(model: Path, suffix: str, convert: list[str], setting: Setting) -> Path:
-    """The checkpoint in a peer's format: beside it, or made by `convert`, which is told where."""
+    """Return the checkpoint in a peer's format: beside it, or made there by `convert`."""
     beside = model.with_name(f"{model.name}{suffix}")
     made = beside if beside.exists() else setting.work / beside.name
     if not made.exists():
@@ -113,7 +113,7 @@ def _converted(model: Path, suffix: str, convert: list[str], setting: Setting) -
 KNOWN_PEERS = {
     "vllm": KnownPeer("run_vllm.py", _vllm),
     "sglang": KnownPeer("run_sglang.py", _sglang),
-    # It computes every prompt from its beginning: documents would take minutes.
+    # transformers computes every prompt from its beginning: documents would take minutes.
     "transformers": KnownPeer(
         "run_transformers.py", _transformers, {"W1": 0.25, "W3": 0.25, "W5": 0.0}
     ),

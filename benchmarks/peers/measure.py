@@ -1,4 +1,4 @@
-"""What is recorded of one engine's run of one workload."""
+"""Records of one engine's run of one workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.workloads import Tokens, Workload
 
 @dataclass(frozen=True)
 class Task:
-    """One workload of one repetition. `scale` is that of the whole run."""
+    """A workload of one repetition. `scale` is the whole run's."""
 
     model: str
     workload: str
@@ -32,7 +32,7 @@ class Task:
 def tasks_of(
     name: str, model: Path, workloads: Sequence[str], seed: int, repetitions: int, scale: float
 ) -> list[Task]:
-    """Every workload on a model, each repetition with the next seed."""
+    """Return every workload on a model, each repetition with the next seed."""
     vocab = json.loads((model / "config.json").read_text())["vocab_size"]
     return [
         Task(name, workload, seed + repetition, repetition, scale, vocab)
@@ -43,12 +43,11 @@ def tasks_of(
 
 @dataclass(frozen=True)
 class Row:
-    """One workload, once, on one engine. Seconds, tokens, cores.
+    """One run of a workload on an engine. Seconds, tokens, cores.
 
-    `ttft_mean_s`: from handing a request over until its client has the first token.
-    `cpu_s`: CPU time of all processes of the engine, and of this one where it drives the engine
-    itself. `foreign_cores`: cores that other programs kept busy meanwhile. `scale` below 1: fewer
-    units than the workload has.
+    `ttft_mean_s`: from submitting a request until its client has the first token. `cpu_s`: CPU time
+    of all processes of the engine, and of this one if it drives the engine itself. `foreign_cores`:
+    cores that other programs kept busy meanwhile. `scale` below 1: a part of the workload.
     """
 
     engine: str
@@ -70,7 +69,7 @@ class Row:
 
     @classmethod
     def of(cls, engine: str, task: Task, scale: float, driven: Driven, load: ForeignLoad) -> Row:
-        """`load` was watched while the engine was driven."""
+        """Make a row; `load` was measured while the engine was driven."""
         return cls(
             engine=engine,
             model=task.model,
@@ -91,5 +90,5 @@ class Row:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Without the tokens, which would be most of the file."""
+        """Return the row without its tokens, which would be most of the file."""
         return {name: value for name, value in asdict(self).items() if name != "outputs"}

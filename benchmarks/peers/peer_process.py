@@ -1,4 +1,4 @@
-"""A peer in a process of its own interpreter: started once, asked for one workload at a time."""
+"""A peer in a process with its own interpreter: started once, then given one workload at a time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ORDER = ("name", "seed", "scale", "vocab_size")
 
 
 class PeerProcess:
-    """Its driver's engine, loaded. `log` gets what it prints.
+    """A driver's loaded engine. `log` gets its output.
 
     Between runs the process and its children are stopped (SIGSTOP): an engine that spins while it
-    waits would take cores from the one that is measured. Raises PeerError.
+    waits would take cores from the measured one. Raises PeerError.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class PeerProcess:
         self.pause()
 
     def run(self, workload: Workload) -> tuple[Driven, ForeignLoad]:
-        """What was seen, and the load that was watched meanwhile."""
+        """Return the driver's observations, and the load measured meanwhile."""
         answer, load = self.ask({key: getattr(workload, key) for key in ORDER})
         return Driven(**answer["driven"]), load
 
     def ask(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], ForeignLoad]:
-        """The answer to an order, and the load that was watched meanwhile."""
+        """Return the answer to an order, and the load measured meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
         try:
-            with contextlib.suppress(OSError):  # that it has ended is found when it is read from
+            with contextlib.suppress(OSError):  # the next read finds out that it has ended
                 self._pipe.send_bytes(json.dumps(order).encode())
             return self._answer(), load
         finally:
@@ -94,7 +94,7 @@ class PeerProcess:
         lines = self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
 
-    # ------------------------------------------------------------ holding still
+    # ------------------------------------------------------------ suspending
 
     def pause(self) -> None:
         self._family.pause()
@@ -103,7 +103,7 @@ class PeerProcess:
         self._family.resume()
 
     def stop(self, grace: float = 5.0) -> None:
-        """End it and whatever it started."""
+        """End the process and all its descendants."""
         self.resume()
         family = list(self._family)
         self._pipe.close()

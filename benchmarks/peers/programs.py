@@ -1,8 +1,8 @@
-"""The five workloads as programs of the DSL: what a user would write.
+"""The five workloads as programs of the DSL, as a user would write them.
 
-Nothing waits in the middle: a whole conversation or search is sent at once, and what is shared is
-said once. Each generation has the name of the request that it stands for, so that both ways to
-drive the runtime can be compared token by token.
+No program waits in the middle: a whole conversation or search is sent at once, and shared text is
+appended once. Each generation has its request's name, so that both ways to drive the runtime can be
+compared token by token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Run = Callable[[rl.Function, list[Any]], list[Any]]
 
 @rl.function
 def ask_all(s: Any, text: Tokens, questions: list[Node]) -> Any:
-    """Many questions about one text, or behind the same examples."""
+    """Ask many questions about one text, or behind the same examples."""
     s += rl.ids(text)
     answers = s.fork(len(questions))
     answers += [rl.ids(question.tokens) + rl.gen("answer") for question in questions]
@@ -93,8 +93,8 @@ _PROGRAMS = {"W1": _texts, "W2": _chats, "W3": _searches, "W4": _prompts, "W5": 
 def drive_programs(backend: Any, workload: Workload) -> Driven:
     """Run the workload as programs.
 
-    The time ends when every result has been read. Times to the first token are those that the
-    runtime tells (`time_to_first_token`): programs that do not stream have no other.
+    The time ends when every result has been read. Times to the first token are the runtime's
+    (`time_to_first_token`), since programs that do not stream have no others.
     """
     options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     options["max_tokens"] = workload.wanted

@@ -1,8 +1,7 @@
-"""Ourselves, asked for one completion at a time over the native interface.
+"""Our runtime, asked for one completion at a time over the native interface.
 
-Each request is a branch of its own that holds the whole prompt as token ids: nothing tells the
-runtime that requests belong together. Tokens are streamed, so that the first one is timed where the
-client has it.
+Each request is a separate branch with the whole prompt as token ids, so the runtime is not told
+that requests belong together. Tokens are streamed, so that the client can time the first one.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RawRequests:
         told = 0
 
         def hear(event: protocol.Event) -> None:
-            """Called in the connection's thread."""
+            """Receive events; called in the connection's thread."""
             nonlocal told
             finished = isinstance(event, protocol.Generated)
             if isinstance(event, protocol.Failed):

@@ -1,4 +1,4 @@
-"""What the rows say: ratios, targets, and the tables that are printed."""
+"""Evaluation of rows: ratios, targets, and printed tables."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Nested = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What an engine made of a workload: medians over `rows`.
+    """An engine's results on a workload: medians over `rows`.
 
-    `wall`: seconds for the whole workload; who did a part of it is scaled up by its requests.
-    `ttft`: of who did a part, that of the part (its queue was shorter). A row that was measured
-    beside other programs (`LOUD`) counts only where the engine has no quiet one.
+    `wall`: seconds for the whole workload, scaled up by requests if the engine ran a part. `ttft`:
+    for a part, that of the part, whose queue was shorter. Rows measured beside other programs
+    (`LOUD`) count only if the engine has no quiet one.
     """
 
     rows: list[Row]
@@ -45,7 +45,7 @@ class Cell:
 
     @classmethod
     def of(cls, rows: list[Row], whole: int) -> Cell:
-        """`whole`: requests of the workload as this run has it."""
+        """Make a cell. `whole`: the workload's requests in this run."""
         rows = [row for row in rows if row.foreign_cores <= LOUD] or rows
         return cls(
             rows,
@@ -83,11 +83,11 @@ class Results:
     # ------------------------------------------------------------ ratios
 
     def ratios(self) -> Nested:
-        """The best peer's wall time over ours, raw requests on both sides."""
+        """Return the best peer's wall time over ours, raw requests on both sides."""
         return self._over_ours(lambda cell: cell.wall)
 
     def ttft_ratios(self) -> Nested:
-        """The lowest mean time to the first token over ours, of peers that did all requests."""
+        """Return the lowest mean time to the first token over ours, of peers with all requests."""
         return self._over_ours(lambda cell: None if cell.part else cell.ttft)
 
     def _over_ours(self, what: Callable[[Cell], float | None]) -> Nested:
@@ -99,7 +99,7 @@ class Results:
         return self._nested(ratio)
 
     def programs_over_raw(self) -> Nested:
-        """Our wall time driven by programs over that by raw requests, the median of pairs."""
+        """Return our wall time with programs over that with raw requests, the median of pairs."""
         return self._nested(
             lambda model, workload: _median(
                 programs.wall_s / raw.wall_s
@@ -117,8 +117,8 @@ class Results:
         return self._nested(ratio)
 
     def same_tokens(self) -> Nested:
-        """The share of the requests to which programs gave the tokens that raw requests got. In
-        bfloat16 a kernel whose sums depend on the batch may choose otherwise at a near tie."""
+        """Return the share of requests whose programs gave the same tokens as raw requests. In
+        bfloat16 a kernel whose sums depend on the batch may decide a near tie otherwise."""
 
         def share(model: str, workload: str) -> float | None:
             mine = [row for row in self.rows if (row.model, row.workload) == (model, workload)]
@@ -142,7 +142,7 @@ class Results:
     # ------------------------------------------------------------ targets
 
     def targets(self) -> list[dict[str, Any]]:
-        """Each aim with what was found, and whether it is met (None: not measured)."""
+        """Return each target with the result, and whether it is met (None: not measured)."""
         aims = {
             "speed": (self.ratios(), ">=", SPEED_TARGETS),
             "ttft": (self.ttft_ratios(), ">=", dict.fromkeys(self.workloads, 1.0)),
@@ -161,10 +161,10 @@ class Results:
             if what != "floor" or model.startswith("b")
         ]
 
-    # ------------------------------------------------------------ what is printed
+    # ------------------------------------------------------------ output
 
     def tables(self, model: str) -> Iterator[Table]:
-        """A line per workload: what each engine took, and what follows from that."""
+        """Return a line per workload: each engine's time, and the ratios."""
         ratios = {
             "ratio": self.ratios(),
             "programs": self.programs_over_raw(),
@@ -192,7 +192,7 @@ class Results:
         return table
 
     def remarks(self) -> Iterator[str]:
-        """What a reader of the tables must know."""
+        """Return remarks for readers of the tables."""
         cells = {
             peer: [self.cell(model, work, peer) for model in self.models for work in self.workloads]
             for peer in self.peers
@@ -215,7 +215,7 @@ class Results:
             )
 
     def summary(self) -> Iterator[str]:
-        """The remarks, how many targets are met, and each that is not."""
+        """Return the remarks, the number of targets met, and each target missed."""
         yield from self.remarks()
         shares = [share for found in self.same_tokens().values() for share in found.values()]
         least = min(shares, default=0.0)

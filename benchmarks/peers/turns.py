@@ -33,7 +33,7 @@ PATIENCE = 60.0
 
 
 def turn_parser(benchmark: str, doc: str | None, dtype: str) -> argparse.ArgumentParser:
-    """The options of benchmarks in which engines take turns at workloads."""
+    """Make a parser with the options of benchmarks in which engines take turns."""
     parser = new_parser(benchmark, doc)
     option = parser.add_argument
     option("--plot", type=Path, metavar="FILE.svg", help="draw the ratios here")
@@ -48,7 +48,7 @@ def turn_parser(benchmark: str, doc: str | None, dtype: str) -> argparse.Argumen
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was given, and what `--quick` means where it was not."""
+    """Parse the options; `--quick` sets those that are not given."""
     found = parser.parse_args(arguments)
     found.sizes = found.sizes or (["a"] if found.quick else ["a", "b"])
     found.repetitions = found.repetitions or (1 if found.quick else 3)
@@ -57,8 +57,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded model. `run` empties the cache and does a workload, watching what it and other
-    programs take of the machine. `scale`: the share of each workload that it does."""
+    """A loaded model. `run` empties the cache and runs a workload, measuring the load of the engine
+    and of other programs. `scale`: the share of each workload that it runs."""
 
     name: str
     run: Callable[[Workload], tuple[Driven, ForeignLoad]]
@@ -68,13 +68,13 @@ class Engine:
         return self.scale.get(workload, 1.0)
 
     def row(self, task: Task) -> Row:
-        """Raises PeerError."""
+        """Run a task. Raises PeerError."""
         workload = task.make(self.share(task.workload))
         return Row.of(self.name, task, workload.scale, *self.run(workload))
 
 
 def here(name: str, do: Callable[[Workload], Driven]) -> Engine:
-    """An engine that this process drives itself."""
+    """Return an engine that this process drives itself."""
 
     def run(workload: Workload) -> tuple[Driven, ForeignLoad]:
         load = ForeignLoad()
@@ -84,7 +84,7 @@ def here(name: str, do: Callable[[Workload], Driven]) -> Engine:
 
 
 def ours(runtime: rl.Runtime) -> Iterator[Engine]:
-    """The whole stack of ours, driven in two ways."""
+    """Return our whole stack, driven in two ways."""
 
     def programs(workload: Workload) -> Driven:
         runtime.flush_cache()
@@ -98,7 +98,7 @@ def ours(runtime: rl.Runtime) -> Iterator[Engine]:
 def loaded(
     model: Path, arguments: argparse.Namespace, work: Path, about: dict[str, Any]
 ) -> Iterator[list[Engine]]:
-    """Every engine with `model` loaded; `about` gets what is known of each. A peer that does not
+    """Yield every engine with `model` loaded; `about` gets facts about each. A peer that does not
     start is recorded there and left out."""
     setting = known_peers.Setting(
         work, arguments.threads, arguments.dtype, KV_GIB, LIMIT, arguments.llama_server
@@ -133,15 +133,15 @@ def take_turns(
     progress: Callable[[str], None],
     least: float = 0.0,
 ) -> list[Row]:
-    """Every task on every engine that does (at least the share `least` of) it. Who fails is noted
-    in `about` and left out from then on; what takes an engine long it does not repeat."""
+    """Run every task on every engine that runs at least the share `least`. A failure is noted in
+    `about` and excludes the engine from then on; slow workloads are not repeated."""
     rows: list[Row] = []
     slow = set()
     for task in tasks:
         shares = [(engine, engine.share(task.workload)) for engine in engines]
         order = [engine for engine, share in shares if share > 0 and share >= least]
         turn = task.repetition % len(order)
-        # Nobody always follows the same one.
+        # The order changes, so that no engine always follows the same one.
         for engine in [*order[turn:], *order[:turn]]:
             if (engine.name, task.workload) in slow:
                 continue
@@ -165,11 +165,11 @@ def measure_model(
     work: Path,
     progress: Callable[[str], None],
 ) -> tuple[list[Row], dict[str, Any]]:
-    """All rows of a model, and what is known of the engines."""
+    """Return all rows of a model, and facts about the engines."""
     about: dict[str, Any] = {}
     workloads, repetitions, scale = arguments.workloads, arguments.repetitions, arguments.scale
     with loaded(model, arguments, work, about) as engines:
-        # Once for nothing: whatever is compiled or allocated at the first time.
+        # A warm-up, for compilation and allocation at the first use.
         warm_up = tasks_of(name, model, workloads, -1, 1, min(scale, WARM_UP_SCALE))
         take_turns(engines, warm_up, about, lambda done: progress(f"{done} (warm-up)"), least=1.0)
         tasks = tasks_of(name, model, workloads, arguments.seed, repetitions, scale)

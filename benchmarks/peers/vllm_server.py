@@ -22,10 +22,10 @@ START_SECONDS = 600
 def vllm_server(
     python: Path, model: Path, log: Path, threads: int, kv_gib: int, options: Sequence[str] = ()
 ) -> Iterator[tuple[str, int]]:
-    """The server's address and process (`python`: the interpreter of its environment); `log` gets
-    what it prints. In development mode, in which its cache can be emptied.
+    """Start the server; return its address and process (`python`: interpreter of its environment);
+    `log` gets its output. In development mode its cache can be emptied.
 
-    Raises PeerError where it does not start.
+    Raises PeerError if it does not start.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

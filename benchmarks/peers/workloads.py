@@ -1,13 +1,12 @@
 """Five workloads as token ids, seeded: the same requests for every engine.
 
-Standard library only: a peer's process makes them for itself from name, seed and scale. Every
+Standard library only: a peer's process makes workloads itself from name, seed and scale. Every
 request is greedy and asks for an exact number of tokens. `scale` changes the number of independent
 units (questions, conversations, searches, requests, documents), never their lengths.
 
-A workload is a tree of texts. A request's prompt is all text on the way down to its node, with what
-the engine itself answered in between. Where an engine does not tell its tokens, seeded stand-ins
-take their place (`fixed_reply`): the lengths are the same, but what it generated cannot be found in
-its cache.
+A workload is a tree of texts. A request's prompt is all text from the root to its node, with the
+engine's own answers in between. If an engine does not return tokens, seeded stand-ins take their
+place (`fixed_reply`): the lengths are the same, but the stand-ins are not in the engine's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Tokens = list[int]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how many tokens are wanted. `name` is unique in its workload."""
+    """A prompt, and the number of wanted tokens. `name` is unique in its workload."""
 
     name: str
     prompt: Tokens
@@ -43,7 +42,7 @@ class Level:
 @dataclass(frozen=True)
 class Kind:
     """`scale` changes the first count that is not 1. `interleaved`: all trees' first requests are
-    handed over before any tree's second one."""
+    submitted before any tree's second one."""
 
     describe: str
     levels: tuple[Level, ...]
@@ -74,7 +73,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A text, the tokens wanted behind it, and what follows their reply."""
+    """A text, the tokens wanted behind it, and the nodes behind the reply."""
 
     name: str
     tokens: Tokens
@@ -83,7 +82,7 @@ class Node:
 
 
 class Workload:
-    """Hands out requests (`start`), and more of them as others are answered (`answered`)."""
+    """Yields requests (`start`), and more of them as others are answered (`answered`)."""
 
     def __init__(
         self, name: str, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
@@ -96,7 +95,7 @@ class Workload:
 
     @property
     def wanted(self) -> int:
-        """Tokens that each request asks for."""
+        """Return the number of tokens that each request asks for."""
         return self._kind.levels[-1].wanted
 
     def start(self) -> list[Request]:
@@ -106,18 +105,18 @@ class Workload:
         return [request for tree in trees for request in tree]
 
     def answered(self, request: Request, reply: Tokens) -> list[Request]:
-        """The requests that follow from a reply."""
+        """Return the requests that follow a reply."""
         return list(self._requests(self._nodes[request.name].below, request.prompt + reply))
 
     def waves(self, replies: Mapping[str, Tokens]) -> Iterator[list[Request]]:
-        """All first requests, then all that follow from these, and so on."""
+        """Yield all first requests, then all that follow these, and so on."""
         wave = self.start()
         while wave:
             yield wave
             wave = [next for one in wave for next in self.answered(one, replies[one.name])]
 
     def fixed_reply(self, request: Request) -> Tokens:
-        """Stand-ins for the tokens of an engine that only tells text."""
+        """Return stand-ins for the tokens of an engine that returns only text."""
         source = random.Random(f"{self.name}/{self.seed}/{request.name}")
         return self._drawn(source, request.wanted)
 

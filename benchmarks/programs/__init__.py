@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.programs`; each workload has a file of its own."""
+"""The parts of `benchmarks.programs`; each workload has a separate file."""

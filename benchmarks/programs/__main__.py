@@ -64,7 +64,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peer is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the peer, too
     console = console_of(110)
     texts = read_texts(arguments.data) if arguments.data else made_up_texts()
     made = make_model(arguments.size, arguments.models / arguments.size)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def progress(what: str) -> None:
             bar.update(task, description=what, advance=1)
-            if not console.is_terminal:  # a log
+            if not console.is_terminal:  # output goes to a log
                 print(what, flush=True)
 
         model = with_vocabulary(made, texts, made.with_name(f"{made.name}.words"))
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seconds = f"{turn.wall_s:.2f} s, alone {turn.latency_s:.2f} s"
             progress(f"{turn.workload}, {turn.engine}: {seconds}")
             turns.append(turn)
-        foreign = report.foreign_line()  # while all of ours still run, and count as ours
+        foreign = report.foreign_line()  # while all our processes run, and count as ours
     found = found_of(turns)
     console.print(table_of_found(found))
     targets = targets_of(found)

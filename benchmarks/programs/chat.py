@@ -27,7 +27,7 @@ def program(s: Any, turns: list[str], tokens: int) -> Any:
 
 
 async def requests(client: Client, turns: list[str], tokens: int) -> Tokens:
-    """The template's text, which a server's chat interface would write as well."""
+    """Render the template's text, as a server's chat interface would."""
     prompt: list[str | Tokens] = [f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"]
     for said in turns:
         prompt += [f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"]

@@ -1,8 +1,8 @@
-"""What programs ask of a server that knows requests only.
+"""Operations of programs as requests to a server without programs.
 
-Prompts are sent as token ids, with what the server itself generated in between. That is kinder to
-it than text: the text of a random model's answer would be cut into other tokens, of another number,
-which its cache does not know.
+Prompts are sent as token ids, with the server's own output in between. That favours the server over
+text: the text of a random model's answer would have other tokens, of another number, that its cache
+does not know.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Prompt = Sequence[str | Tokens]
 
 class Client(Protocol):
     async def complete(self, prompt: Prompt, tokens: int, regex: str | None = None) -> Tokens:
-        """Exactly so many tokens, greedily; with `regex`, of a text that matches it."""
+        """Complete with exactly so many tokens, greedily; with `regex`, a text that matches it."""
 
     async def choose(self, prompt: Prompt, choices: Sequence[str]) -> int:
-        """The number of a choice: each is one token."""
+        """Return the number of a choice: each is one token."""
 
     async def rank(self, prompt: Prompt, choices: Sequence[str]) -> int:
-        """The number of the choice that is likeliest as a whole."""
+        """Return the number of the choice that is likeliest as a whole."""
 
     async def write_json(self, prompt: Prompt, schema: dict[str, Any]) -> str:
-        """A record that fits the schema."""
+        """Write a record that fits the schema."""
 
 
 class Encoder:
@@ -41,7 +41,7 @@ class Encoder:
         self._known: dict[str, Tokens] = {}
 
     def ids(self, prompt: Prompt) -> Tokens:
-        """Texts that follow each other are one text."""
+        """Tokenize adjacent texts as one text."""
         ids: Tokens = []
         text = ""
         for part in (*prompt, []):
@@ -55,7 +55,7 @@ class Encoder:
         return ids
 
     def _encode(self, text: str) -> Tokens:
-        """What was encoded once is remembered: a user who sends text has its server do it."""
+        """Remember encoded texts: a user who sends text lets the server tokenize."""
         known = self._known.get(text)
         if known is None:
             known = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""Who runs the programs: ourselves, and vLLM's server."""
+"""Engines that run the programs: Rootlace, and vLLM's server."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ KV_GIB = 1
 VLLM_OPTIONS = (
     *("--max-model-len", "8192", "--max-num-seqs", "64", "--max-num-batched-tokens", "4096"),
     *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-    # As ours does by default; a random model would write white space until it is cut off.
+    # As our default; otherwise a random model would write white space until it is cut off.
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
 )
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a batch took: seconds, and tokens. `computed`: prompt tokens that no cache had."""
+    """Cost of a batch: seconds, and tokens. `computed`: prompt tokens that no cache had."""
 
     seconds: float
     prompt: int
@@ -50,10 +50,10 @@ class Engine(Protocol):
         """Forget every prefix."""
 
     def run(self, workload: Workload, rows: Sequence[Row]) -> Done:
-        """All programs at once."""
+        """Run all programs at once."""
 
     def awake(self) -> AbstractContextManager[None]:
-        """It may hold still outside of this."""
+        """Resume the engine for the block; outside it may be suspended."""
 
 
 class Ours:
@@ -81,7 +81,7 @@ class Ours:
 
 
 class Vllm:
-    """The same programs as concurrent requests to vLLM's server. It holds still (SIGSTOP) while
+    """The same programs as concurrent requests to vLLM's server, which is suspended (SIGSTOP) while
     others run."""
 
     name = "vllm"
@@ -124,7 +124,7 @@ async def all_at_once(workload: Workload, rows: Sequence[Row], client: Client) -
 
 
 def ideal_of(workload: Workload, rows: Sequence[Row], encoder: Encoder) -> IdealCache:
-    """What our requests of a batch would have found in an unlimited cache."""
+    """Return the hits of our requests of a batch in an unlimited cache."""
     cache = IdealCache()
     asyncio.run(all_at_once(workload, rows, IdealClient(encoder, cache)))
     return cache
@@ -143,11 +143,11 @@ def ours(name: str, model: Path, threads: int, cache: bool) -> Iterator[Engine]:
 
 @contextmanager
 def vllm(python: Path, model: Path, threads: int, encoder: Encoder, log: Path) -> Iterator[Engine]:
-    """Raises PeerError."""
+    """Start vLLM's server. Raises PeerError."""
     options = ("--dtype", "bfloat16", *VLLM_OPTIONS)
     with vllm_server(python, model, log, threads, KV_GIB, options) as (url, pid):
         peer = Vllm(url, pid, encoder)
         try:
             yield peer
         finally:
-            peer.family.resume()  # who stands still cannot end
+            peer.family.resume()  # a suspended process cannot end

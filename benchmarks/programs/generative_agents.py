@@ -1,4 +1,4 @@
-"""Generative agents: who one is, what one saw, and what one does next (Park et al. 2023)."""
+"""Generative agents: a person, observed events, and the next action (Park et al. 2023)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _plan(client: Client, person: str, events: list[str]) -> Any:
 
 
 def rows(texts: Texts, source: random.Random, count: int) -> list[Row]:
-    """A person is three sentences, an event is the beginning of one."""
+    """Draw rows: a person is three sentences, an event is the beginning of one."""
     return [
         (
             f"Person {number}: " + " ".join(source.sample(texts.sentences, 3)) + "\n",

@@ -1,4 +1,4 @@
-"""A client that asks nobody: it counts what an unlimited, exact cache would have spared."""
+"""A client without a server, which counts the savings of an unlimited, exact cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ RECORD = "{}"
 
 
 class IdealClient:
-    """A `Client` whose answers are tokens of chance, all that runs at once going on step by step.
+    """A `Client` with random tokens as answers; concurrent programs advance in lockstep.
 
-    It counts the requests that a runtime of ours makes of the program: a choice among several, of
-    one token or of many, is a prompt for each, of which the choice and the token before it must be
-    computed.
+    It counts our runtime's requests for the program: a choice among several, of one token or many,
+    is a prompt for each, of which the choice and the token before it must be computed.
     """
 
     def __init__(self, encoder: Encoder, cache: IdealCache) -> None:

@@ -1,7 +1,7 @@
-"""JSON decoding: a record of what a passage says, by a schema.
+"""JSON decoding: a record of a passage's facts, by a schema.
 
-Every string has a fixed length and the words of an enumeration are as long as each other: a record
-has the same number of characters whatever the model.
+Every string has a fixed length, and the words of an enumeration have equal length: a record has the
+same number of characters whatever the model.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def program(s: Any, case: str) -> Any:
     sides += [_side(name) + rl.gen("opinion", max_tokens=OPINION) for name in SIDES]
     opinions = [side.get_meta_info("opinion")["output_ids"] for side in sides]
     s += MERGE
-    for opinion in opinions:  # as tokens, of which there are as many for everybody
+    for opinion in opinions:  # as tokens, equally many for each engine
         s += rl.ids(opinion)
     s += GRADE + rl.gen("summary", max_tokens=SUMMARY)
     s += "\nGrade: " + rl.gen("grade", regex=DIGIT, max_tokens=1)

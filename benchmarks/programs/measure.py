@@ -1,4 +1,4 @@
-"""What is measured of a workload: every engine in turns, a batch at once, then one by one."""
+"""Measurements of a workload: every engine in turns, a batch at once, then one by one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ PATIENCE = 15.0
 
 @dataclass(frozen=True)
 class Turn:
-    """One workload, once, on one engine: seconds of the batch (`wall_s`), mean seconds of a program
-    that runs alone (`latency_s`), tokens of the batch, cores that other programs kept busy.
+    """One run of a workload on an engine: seconds of the batch (`wall_s`), mean seconds of a
+    program that runs alone (`latency_s`), tokens of the batch, cores that other programs kept busy.
 
-    `prompt_tokens` are those of the requests that the program makes of us; `engine_prompt_tokens`
-    of those that the engine was asked. `ideal_computed_tokens`: what an unlimited cache that is
-    asked as we are would leave to compute.
+    `prompt_tokens`: of the program's requests to our runtime; `engine_prompt_tokens`: of the
+    requests to this engine. `ideal_computed_tokens`: left by an unlimited cache with our requests.
     """
 
     engine: str
@@ -43,7 +42,7 @@ class Turn:
 
     @property
     def each_s(self) -> float:
-        """Seconds of the batch over its programs."""
+        """Return seconds of the batch over its programs."""
         return self.wall_s / self.programs
 
 
@@ -57,8 +56,8 @@ def measure(
     alone: int,
     seconds: float,
 ) -> Iterator[Turn]:
-    """Every repetition has rows of its own, and another engine first. None but the first of a
-    workload is begun when `seconds` have passed."""
+    """Measure: every repetition has separate rows, and another engine first. After `seconds` only
+    the first repetition of a workload begins."""
     slow: set[tuple[str, str]] = set()
     end = time.monotonic() + seconds
     for repetition, workload in itertools.product(range(repetitions), workloads):
@@ -101,7 +100,7 @@ def warm_up(
     texts: Texts,
     progress: Callable[[str], None],
 ) -> None:
-    """A program of each kind: what is compiled or allocated at the first time."""
+    """Run a program of each kind, for compilation and allocation at the first use."""
     for engine in engines:
         with engine.awake():
             for workload in workloads:

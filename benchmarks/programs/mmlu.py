@@ -24,7 +24,7 @@ async def requests(client: Client, examples: str, question: str) -> int:
 
 
 def rows(texts: Texts, source: random.Random, count: int) -> list[Row]:
-    """Half of one subject, half of another."""
+    """Draw rows, half of one subject and half of another."""
     found: list[Row] = []
     parts = (count // 2, count - count // 2)
     for subject, part in zip(source.sample(SUBJECTS, 2), parts, strict=True):

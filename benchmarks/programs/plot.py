@@ -12,7 +12,7 @@ ENGINES = {ROOTLACE: "Rootlace", CACHE_OFF: "Rootlace, cache off", PEER: "vLLM"}
 
 
 def plot_programs(found: Mapping[str, Mapping[str, Found]], path: Path) -> None:
-    """Above programs per second, below the seconds of one alone; both over Rootlace's."""
+    """Draw programs per second above, seconds of one alone below; both over Rootlace's."""
     groups = [name.replace(" of ", "\nof ").replace(", ", ",\n") for name in found]
     throughput, latency = {}, {}
     for engine, label in ENGINES.items():

@@ -1,7 +1,7 @@
-"""Retrieval as DSPy's programs do it: ask for a query, fetch passages, reason over them.
+"""Retrieval as in DSPy's programs: ask for a query, fetch passages, reason over them.
 
-Each call is a prompt of its own: instructions, examples, fields (Khattab et al. 2023). The search
-is SQLite's (BM25), for the question: what a random model asks for is no query.
+Each call is a separate prompt: instructions, examples, fields (Khattab et al. 2023). SQLite
+searches (BM25) for the question, since a random model's text is no query.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Index = Any
 
 
 def search(index: Index, question: str) -> list[str]:
-    """The best passages, best first."""
+    """Return the best passages, best first."""
     words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", question))
     query = "SELECT text FROM passages WHERE passages MATCH ? ORDER BY rank LIMIT ?"
     return [text for (text,) in index.execute(query, (words, PASSAGES))]
@@ -68,7 +68,7 @@ async def requests(
 
 
 def rows(texts: Texts, source: random.Random, count: int) -> list[Row]:
-    """Questions behind the same three examples."""
+    """Draw questions behind the same three examples."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
     index.execute("CREATE VIRTUAL TABLE passages USING fts5(text)")
     index.executemany(

@@ -1,7 +1,7 @@
-"""ReAct: an agent that thinks, acts and is told what it found, replayed (Yao et al. 2023).
+"""ReAct: an agent that thinks, acts and gets observations, replayed (Yao et al. 2023).
 
-The trace says how much the agent says in each step and what it is told; what it says is the model's
-own.
+The trace gives the length of the agent's text in each step, and the observations; the model writes
+the text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def program(s: Any, examples: str, question: str, told: list[str]) -> Any:
     s += f"{examples}\nQuestion: {question}\n"
     for number, observation in enumerate(told, 1):
         s += f"Thought {number}:" + rl.gen("said", max_tokens=SAID)
-        s.sync()  # what is observed depends on what was said
+        s.sync()  # the observation depends on the text
         s += f"\nObservation {number}: {observation}\n"
     s += "Answer:" + rl.gen("answer", max_tokens=ANSWER)
     return s["answer"]

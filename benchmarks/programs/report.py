@@ -1,4 +1,4 @@
-"""What the turns say: medians, ratios, hit rates, aims, the table."""
+"""Evaluation of the turns: medians, ratios, hit rates, targets, the table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ possible hit rate."""
 @dataclass(frozen=True)
 class Found:
     """Medians of one engine on one workload. `throughput`: programs per second; the ratios are
-    medians of those within the repetitions, ours over theirs: above 1 we are better. Hit rates are
-    of all repetitions."""
+    medians of those within the repetitions, ours over theirs: above 1 ours is better. Hit rates are
+    over all repetitions."""
 
     programs: int
     throughput: float
@@ -39,7 +39,7 @@ class Found:
 
 
 def found_of(turns: Sequence[Turn]) -> dict[str, dict[str, Found]]:
-    """By workload and engine."""
+    """Return results by workload and engine."""
     ours = {(t.workload, t.repetition): t for t in turns if t.engine == ROOTLACE}
     found: dict[str, dict[str, Found]] = {}
     for workload in dict.fromkeys(turn.workload for turn in turns):
@@ -71,7 +71,7 @@ def _found(mine: Sequence[Turn], pairs: Sequence[tuple[Turn, Turn]]) -> Found:
 
 
 def targets_of(found: Mapping[str, Mapping[str, Found]]) -> dict[str, Any]:
-    """The aims; those beside the peer are not measured where there was none."""
+    """Return the targets; those beside the peer are not measured without a peer."""
     ratios = [engines[PEER].throughput_ratio for engines in found.values() if PEER in engines]
     hits = [_hit_share(engines[ROOTLACE]) for engines in found.values()]
     return {

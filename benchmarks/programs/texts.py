@@ -1,4 +1,4 @@
-"""What the programs are about: public data sets in a folder, or made-up texts of their lengths."""
+"""Texts of the programs: public data sets in a folder, or made-up texts of their lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = re.compile(r"^Thought \d+: ?(.*\nAction \d+: .*)\nObservation \d+: (.*)$
 
 
 class Quiz(msgspec.Struct, frozen=True):
-    """A question, what may be the answer, and which of them is."""
+    """A question, the possible answers, and the right one."""
 
     question: str
     choices: tuple[str, ...]
@@ -30,11 +30,11 @@ class Quiz(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Texts:
-    """`quizzes`: examples and questions by subject (MMLU). `endings`: beginnings and how they may
-    go on (HellaSwag). `agent_examples`, `agent_steps`: ReAct's prompt and (what the agent said,
-    what it was told) of its traces. `facts`: HotpotQA's questions. `judge`, `answers`: a judge's
-    instructions, and (question, answer) to be judged. `talks`: what a user says, in order.
-    `passages`: (passage, question) of BoolQ."""
+    """`quizzes`: examples and questions by subject (MMLU). `endings`: beginnings and possible
+    endings (HellaSwag). `agent_examples`, `agent_steps`: ReAct's prompt, and (agent's text,
+    observation) of its traces. `facts`: HotpotQA's questions. `judge`, `answers`: a judge's
+    instructions, and (question, answer) to judge. `talks`: a user's messages, in order. `passages`:
+    (passage, question) of BoolQ."""
 
     quizzes: dict[str, tuple[list[Quiz], list[Quiz]]]
     endings: list[Quiz]
@@ -51,7 +51,7 @@ class Texts:
 
 
 def read_texts(folder: Path) -> Texts:
-    """Of `folder`, which holds `prompts/` and `eval/`. Raises OSError where a file is missing."""
+    """Read `folder`, which has `prompts/` and `eval/`. Raises OSError if a file is missing."""
     prompts, sets = folder / "prompts", folder / "eval"
     react: dict[str, str] = msgspec.json.decode((prompts / "react_prompts_naive.json").read_bytes())
     with (prompts / "tree_of_thought_24.csv").open() as file:
@@ -99,7 +99,7 @@ def _quizzes(path: Path, question: str, answer: str) -> list[Quiz]:
 
 
 def made_up_texts() -> Texts:
-    """Without any data: sentences of chance, the same every time, about as long as those."""
+    """Make random sentences, the same every time, about as long as the data's."""
     source = random.Random("programs")
     words = ["".join(source.choices("etaoinsrhldcum", k=source.randint(2, 7))) for _ in range(500)]
 

@@ -1,4 +1,4 @@
-"""Tree of thought: steps proposed, each rated, the best gone on from (Yao et al. 2023)."""
+"""Tree of thought: steps proposed and rated, continued from the best (Yao et al. 2023)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ JSON_TOKENS = 300
 
 @dataclass
 class Usage:
-    """Tokens of all requests, as the server counts them."""
+    """Tokens of all requests, as counted by the server."""
 
     prompt: int = 0
     cached: int = 0
@@ -30,7 +30,7 @@ class VllmClient:
     """A `Client`. Nothing is streamed: no program here needs a part of an answer.
 
     A choice of one token, and JSON, are structured outputs; whole continuations are compared by the
-    log-probabilities of prompts, as lm-eval does it.
+    log-probabilities of prompts, as in lm-eval.
     """
 
     def __init__(self, session: aiohttp.ClientSession, model: str, encoder: Encoder) -> None:
@@ -56,7 +56,7 @@ class VllmClient:
         return scores.index(max(scores))
 
     async def _score(self, prompt: Prompt, start: int, choice: str) -> float:
-        """The mean log-probability of the choice's tokens behind the prompt's."""
+        """Return the mean log-probability of the choice's tokens behind the prompt's."""
         ids = self._encoder.ids([*prompt, choice])
         reply = await self._ask(ids, 1, prompt_logprobs=0)
         scored = zip(ids[start:], reply["prompt_logprobs"][start:], strict=True)
@@ -67,7 +67,7 @@ class VllmClient:
         return str((await self._ask(self._encoder.ids(prompt), JSON_TOKENS, **options))["text"])
 
     async def _ask(self, ids: Tokens, tokens: int, **options: Any) -> dict[str, Any]:
-        """The answer's only choice. Raises PeerError."""
+        """Return the answer's only choice. Raises PeerError."""
         body = {"model": self._model, "prompt": ids, "max_tokens": tokens, "temperature": 0}
         async with self._session.post("/v1/completions", json=body | options) as response:
             reply = await response.json()

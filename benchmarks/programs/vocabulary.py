@@ -1,7 +1,7 @@
-"""A random model with a vocabulary of the language that its texts are written in.
+"""A random model with an English vocabulary.
 
-The models of `benchmarks.random_models` have made-up words, of which English takes one for every
-one and a half characters: prompts would have three times as many tokens as they usually have.
+The models of `benchmarks.random_models` have made-up words. English takes about one token per one
+and a half characters with these, so prompts would have three times the usual tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WORDS = 10_000
 
 
 def with_vocabulary(model: Path, texts: Texts, folder: Path) -> Path:
-    """The model with another tokenizer, in `folder`; its weights are a link to the model's.
+    """Make the model with another tokenizer in `folder`; its weights are a link to the model's.
 
-    The same folder every time: what vLLM has compiled for it is used again.
+    The folder is the same every time, so that vLLM uses its compiled files again.
     """
     folder.mkdir(exist_ok=True)
     for path in model.iterdir():
@@ -41,7 +41,7 @@ def with_vocabulary(model: Path, texts: Texts, folder: Path) -> Path:
 
 
 def _learnt(texts: Texts, size: int) -> str:
-    """A byte-level BPE `tokenizer.json`."""
+    """Train a byte-level BPE `tokenizer.json`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

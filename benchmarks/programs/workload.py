@@ -1,4 +1,4 @@
-"""What is measured of one kind of program."""
+"""Definition of a workload: one kind of program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workloads, in the order in which they are shown."""
+"""All workloads, in the order of the tables."""
 
 from __future__ import annotations
 

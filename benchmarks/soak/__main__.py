@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def _between_kills(args: argparse.Namespace) -> float:
-    """Seconds."""
+    """Draw the seconds between kills."""
     return 3600.0 * float(args.hours) * (KILLED_TO - KILLED_FROM) / int(args.kills)
 
 
@@ -131,7 +131,7 @@ async def _ask(
     async with running(str(runtime.url), runtime.endpoint, *load) as tally:
         watching = asyncio.ensure_future(watcher.run(lambda: time.monotonic() > end))
         telling = asyncio.ensure_future(_tell(watcher, tally))
-        # Before what is measured begins: making the list takes memory itself.
+        # Before measuring, because making the list takes memory.
         asyncio.get_running_loop().call_later(0.8 * seconds / 12, watched.ask_for_lines, folder, 1)
         if args.kills:
             await asyncio.sleep(seconds * KILLED_FROM)
@@ -150,7 +150,7 @@ async def _ask(
 
 
 async def _tell(watcher: Watcher, tally: Tally) -> None:
-    """A line a minute, for who waits."""
+    """Print a line a minute."""
     while True:
         await asyncio.sleep(60)
         if not watcher.record.samples:
@@ -170,7 +170,7 @@ def _mib(sample: Sample, part: str) -> str:
 
 
 def _rest(runtime: rl.Runtime) -> dict[str, Any]:
-    """The counters once nobody asks and nothing is held any more."""
+    """Return the counters once no client asks and nothing is held."""
     until = time.monotonic() + REST_SECONDS + HOLD_SECONDS
     found: dict[str, Any] = {}
     while time.monotonic() < until:
@@ -186,7 +186,7 @@ def _rest(runtime: rl.Runtime) -> dict[str, Any]:
 
 
 def _left(found: dict[str, Any]) -> list[str]:
-    """What is held where nothing should be; the session is that of who asks."""
+    """Return objects that are still held; the remaining session is this client's."""
     names = ("blocks_used", "branches", "running", "waiting")
     held = [name for name in names if found[name]]
     return held + (["sessions"] if found["sessions"] > 1 else [])
@@ -211,8 +211,8 @@ def _faults(record: Record, tally: Tally, rest: dict[str, Any], checks: str) -> 
 
 
 def drifts(slopes: dict[str, Slope | None]) -> list[str]:
-    """What surely (by three standard errors) grew, or a hit rate that fell, by more than
-    `DRIFT` of its mean in an hour; and what there are too few minutes of to say."""
+    """Return series that surely (by three standard errors) grew, and hit rates that fell, by more
+    than `DRIFT` of their mean in an hour; and series with too few minutes."""
     found = []
     for name, slope in slopes.items():
         if name.removesuffix("_mib").rpartition("_")[2] in EXPLAINING:
@@ -227,9 +227,9 @@ def drifts(slopes: dict[str, Slope | None]) -> list[str]:
 
 
 def _grown(folder: Path, record: Record) -> dict[str, dict[str, Any]]:
-    """Bytes that lines of code held more at the end than after the beginning, the ten that grew
-    most, of the processes that were there all the time; and what malloc kept in the end for nobody,
-    and gave back when it was told to, in MiB."""
+    """Return the bytes that lines of code held more at the end than after the beginning, the ten
+    largest, of processes that lived throughout; and the MiB that malloc kept unused at the end, and
+    returned on request."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.lines-2")):
         pid = int(file.name.partition(".")[0])
@@ -246,13 +246,13 @@ def _grown(folder: Path, record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _logged(text: str) -> dict[str, int]:
-    """The messages that are no information, without their times, and how often each came."""
+    """Return warnings and errors without their times, with their counts."""
     lines = [re.split(r" (ERROR|WARNING) ", line)[1:] for line in text.splitlines()]
     return dict(Counter(" ".join(line)[:160] for line in lines if line).most_common(20))
 
 
 def _short(line: str) -> str:
-    """The last folders of a path alone."""
+    """Return the last folders of a path."""
     return "/".join(line.split("/")[-3:])
 
 

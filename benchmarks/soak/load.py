@@ -1,10 +1,9 @@
-"""What a thousand clients ask of a server, and whether they get it.
+"""Load of a thousand clients on a server, with checks of the answers.
 
-Each has a connection of its own, thinks for a while and asks for something: a chat, streamed or
-whole, some of which it leaves in the middle; JSON by a schema that nobody has asked for yet; text
-by a regular expression; samples with a seed; a conversation that is kept; something that is wrong.
-Beside them programs fork. What is asked for again must be answered by the same text, whatever else
-happened: the native kernels promise that.
+Each client has its own connection, pauses, and asks for something: a chat, streamed or whole, which
+it sometimes leaves in the middle; JSON by a new schema; text by a regular expression; samples with
+a seed; a kept conversation; a wrong request. Beside these, programs fork. A repeated question must
+get the same text, whatever else happened: the native kernels promise that.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ KILLED_TWICE = "the engine died twice while running this request"
 
 
 class Wrong(Exception):
-    """An answer that should not have been given."""
+    """Raised for a wrong answer."""
 
 
 class Blamed(Exception):
-    """The request ran alone, to see whether it kills engines, when its engine was killed."""
+    """Raised when the engine was killed while the request ran alone, as a suspected killer."""
 
 
 @dataclass
 class Tally:
-    """What was asked and how it went."""
+    """Counts of requests and outcomes."""
 
     done: Counter[str] = field(default_factory=Counter)
     left: int = 0
@@ -71,7 +70,7 @@ class Tally:
 
 
 class Client:
-    """One of the clients over HTTP: a connection of its own."""
+    """A client over HTTP, with its own connection."""
 
     def __init__(self, url: str, tally: Tally, dice: random.Random) -> None:
         self._url = url
@@ -79,7 +78,7 @@ class Client:
         self._dice = dice
 
     async def run(self, pause: float) -> None:
-        """Ask until cancelled, with pauses of `pause` seconds in the mean."""
+        """Ask until cancelled, with mean pauses of `pause` seconds."""
         connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=70)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(
@@ -100,7 +99,7 @@ class Client:
             self._tally.done[kind.__name__] += 1
 
     async def chat(self) -> None:
-        """Whole, of those that are asked again."""
+        """Ask a repeated question, whole."""
         number = self._dice.randrange(TASKS)
         body = _chat(_question(number), 24)
         answer = await self._post("/v1/chat/completions", body)
@@ -114,13 +113,13 @@ class Client:
         self._tally.same(f"stream {number}", text)
 
     async def leave(self) -> None:
-        """A stream that is left in the middle, or before it begins."""
+        """Leave a stream in the middle, or before it begins."""
         question = f"{_noise(self._dice, 40)} {_question(0)}"
         await self._stream(question, 300, self._dice.randrange(4))
         self._tally.left += 1
 
     async def schema(self) -> None:
-        """JSON by a schema of the client's own."""
+        """Ask for JSON by a new schema."""
         names = [f"{word}{self._dice.randrange(100)}" for word in self._dice.sample(WORDS, 2)]
         kinds = [{"type": "boolean"}, {"enum": ["yes", "no", "perhaps"]}, {"type": "integer"}]
         properties = {name: self._dice.choice(kinds) for name in names}
@@ -147,7 +146,7 @@ class Client:
         self._tally.same(f"regex {number}", answer["text"])
 
     async def samples(self) -> None:
-        """Several, with a seed, of a prompt that is asked again."""
+        """Ask for several samples with a seed, of a repeated prompt."""
         number = self._dice.randrange(TASKS)
         sampling = {"max_new_tokens": 12, "temperature": 1.0, "seed": number, "n": 2}
         body = {"text": _question(number), "sampling_params": sampling}
@@ -155,12 +154,12 @@ class Client:
         self._tally.same(f"samples {number}", json.dumps([one["text"] for one in answers]))
 
     async def new(self) -> None:
-        """A long prompt that nobody asks for again: it pushes others out of the cache."""
+        """Ask a long new prompt, which evicts others from the cache."""
         body = {"prompt": _noise(self._dice, 250), "max_tokens": 8, "temperature": 0}
         await self._post("/v1/completions", body)
 
     async def kept(self) -> None:
-        """A conversation that the server keeps, its second turn, and its end."""
+        """Hold a conversation that the server keeps: two turns, and its deletion."""
         first = {"input": _question(3), "max_output_tokens": 12}
         answer = await self._post("/v1/responses", first)
         second = {**first, "input": "Why?", "previous_response_id": answer["id"]}
@@ -171,7 +170,7 @@ class Client:
                     raise await _failure("DELETE", reply)
 
     async def wrong(self) -> None:
-        """What is refused."""
+        """Send a request that is refused."""
         grammar = {"text": "a", "sampling_params": {"regex": "(" * self._dice.randrange(1, 9)}}
         for path, body in (
             ("/v1/completions", {"prompt": [10**6], "max_tokens": 1}),
@@ -190,7 +189,7 @@ class Client:
             return await reply.json()
 
     async def _stream(self, question: str, tokens: int, events: int | None) -> tuple[str, bool]:
-        """The text, and whether it has an end; left after so many events."""
+        """Return the text, and whether it ended; leave after so many events."""
         text, ended = [], False
         body = {**_chat(question, tokens), "stream": True}
         async with self._http.post("/v1/chat/completions", json=body) as reply:
@@ -229,7 +228,7 @@ SHARES = (20, 20, 10, 10, 10, 10, 12, 5, 3)
 
 @rl.function
 async def debate(s: Any, number: int) -> str:
-    """Forks of forks, one of them given up, a choice, and a join."""
+    """Run forks of forks, one of them cancelled, a choice, and a join."""
     s += rl.user(_question(number))
     forks = s.fork(3)
     forks += rl.assistant(rl.gen("opinion", max_tokens=10, temperature=0))
@@ -244,7 +243,7 @@ async def debate(s: Any, number: int) -> str:
 
 
 async def run_programs(backend: rl.RuntimeEndpoint, tally: Tally, dice: random.Random) -> None:
-    """One program after the other, until cancelled."""
+    """Run one program after the other until cancelled."""
     while True:
         number = dice.randrange(TASKS)
         try:
@@ -264,7 +263,7 @@ async def run_programs(backend: rl.RuntimeEndpoint, tally: Tally, dice: random.R
 async def running(
     url: str, backend: rl.RuntimeEndpoint, clients: int, programs: int, pause: float, seed: int
 ) -> Any:
-    """So many clients ask while the block runs; gives their `Tally`."""
+    """Run so many clients during the block; yield their `Tally`."""
     tally = Tally()
     dice = [random.Random(seed * 1_000_003 + number) for number in range(clients + programs)]
     jobs = [Client(url, tally, one).run(pause) for one in dice[:clients]]

@@ -1,4 +1,4 @@
-"""The picture of a soak."""
+"""The plot of a soak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.plot import figure_of
 
 
 def plot_soak(minutes: Sequence[dict[str, Any]], path: Path) -> None:
-    """Memory above, hit rate and queue below, by minutes; a line where an engine was new."""
+    """Draw memory above, hit rate and queue below, by minutes, with a line at each new engine."""
     at = [row["minute"] for row in minutes]
 
     def values(name: str) -> list[float]:

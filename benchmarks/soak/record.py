@@ -1,4 +1,4 @@
-"""What was seen of the server while it was asked: memory, counters, its engines' lives."""
+"""Samples of the server during a soak: memory, counters, its engines' lives."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ LOADS = ("waiting", "running", "sessions")
 
 @dataclass(frozen=True)
 class Sample:
-    """One look: `seconds` since the beginning, the engine's process, what is known of `SERIES`, and
-    the engine's counters, which are empty where it did not answer."""
+    """One sample: `seconds` since the beginning, the engine's process, values of `SERIES`, and the
+    engine's counters, empty if it did not answer."""
 
     seconds: float
     engine: int
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass
 class Record:
-    """All looks. `killed`: the engines that were killed on purpose."""
+    """All samples. `killed`: engines that were killed on purpose."""
 
     samples: list[Sample] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
@@ -69,11 +69,11 @@ class Record:
         return list(dict.fromkeys(one.engine for one in self.samples if one.engine))
 
     def slopes(self, settle: float) -> dict[str, Slope | None]:
-        """Of each series, without the first `settle` seconds of its process. Engines whose objects
-        were counted say how these grew, the others, if there are some, how all else did. The
-        gateway has settled as long after the last engine's start: while there is none its memory
-        rises to what a thousand requests take that wait, and Python keeps that. Memory is compared
-        at equal `LOADS`: a machine with other work has more requests under way."""
+        """Return the slope of each series, without the first `settle` seconds of its process.
+        Engines with counted objects give the growth of these, others (if any) of all else. The
+        gateway settles after the last engine's start: without an engine, its memory rises for a
+        thousand waiting requests, and Python keeps that. Memory is compared at equal `LOADS`,
+        because a busy machine has more requests under way."""
         began = {engine: self._of(engine)[0].seconds for engine in self.engines}
         last = max(began.values(), default=0.0)
         late = [one for one in self.samples if one.seconds > last + settle]
@@ -85,7 +85,7 @@ class Record:
         found = {}
         for name in SERIES:
             if name != "hit_rate" and not any(name in one.values for one in self.samples):
-                continue  # this system does not tell
+                continue  # the system does not report it
             if name == "hit_rate":
                 series: list[Series] = [_hit_rates(life) for life in lives]
             else:
@@ -105,7 +105,7 @@ class Record:
         return found
 
     def minutes(self) -> list[dict[str, Any]]:
-        """Means of each minute, for pictures."""
+        """Return means of each minute, for plots."""
         rows: dict[int, list[Sample]] = {}
         for one in self.samples:
             rows.setdefault(int(one.seconds // 60), []).append(one)
@@ -116,7 +116,7 @@ class Record:
 
 
 class Watcher:
-    """Looks every `every` seconds."""
+    """Takes a sample every `every` seconds."""
 
     def __init__(self, runtime: rl.Runtime, folder: Path, every: float) -> None:
         self._runtime = runtime
@@ -126,7 +126,7 @@ class Watcher:
         self.record = Record()
 
     def engine(self) -> psutil.Process | None:
-        """None while there is none."""
+        """Return the engine's process; None without an engine."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._runtime.pid).children():
                 if child.status() != psutil.STATUS_ZOMBIE:
@@ -134,7 +134,7 @@ class Watcher:
         return None
 
     async def kill_engine(self) -> None:
-        """Once it works."""
+        """Kill the engine once it works."""
         while not (self.record.samples and self.record.samples[-1].engine):
             await asyncio.sleep(1)
         engine = psutil.Process(self.record.samples[-1].engine)
@@ -164,9 +164,9 @@ class Watcher:
         )
 
     def _memory(self, part: str, process: psutil.Process) -> dict[str, float]:
-        """Of `MEMORY`, what can be known now."""
+        """Return the values of `MEMORY` that are available."""
         found: dict[str, float] = {}
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or just being written
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or being written
             found = msgspec.json.decode(memory_file(self._folder, process.pid).read_bytes())
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             found["rss"] = process.memory_info().rss
@@ -179,7 +179,7 @@ def _is_traced(one: Sample) -> bool:
 
 
 def _anonymous(pid: int) -> int:
-    """Resident bytes that are of no file. Raises OSError where the system does not tell."""
+    """Return resident bytes outside files. Raises OSError if the system does not report them."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return 1024 * int(line.split()[1])
@@ -187,7 +187,7 @@ def _anonymous(pid: int) -> int:
 
 
 def _hit_rates(life: list[Sample]) -> tuple[list[float], list[float]]:
-    """Of a minute each."""
+    """Return the hit rate of each minute."""
     times, rates = [], []
     before = None
     for one in life:
@@ -205,7 +205,7 @@ def _hit_rates(life: list[Sample]) -> tuple[list[float], list[float]]:
 
 
 def _hit_rate(first: Sample, last: Sample) -> float | None:
-    """Of the prompts that were computed between two looks at one engine."""
+    """Return the hit rate of the prompts between two samples of one engine."""
     cached, computed = (
         last.counters[name] - first.counters[name] for name in ("cached_tokens", "computed_tokens")
     )

@@ -1,4 +1,4 @@
-"""How fast a series grows, and how sure that is."""
+"""The growth of a series, with its standard error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Slope:
-    """`per_hour` in the series' unit, with its standard error; `mean` of the series. `points`: how
-    many means it is of."""
+    """`per_hour` in the series' unit, with its standard error; `mean` of the series. `points`:
+    number of means."""
 
     per_hour: float
     error: float
@@ -28,11 +28,11 @@ Series = tuple[Sequence[float], ...]
 
 
 def slope_of(series: Sequence[Series], bin_seconds: float = 60.0) -> Slope | None:
-    """The common slope of several series, each with a level of its own, by least squares; what they
-    depend on beside time is fitted with it.
+    """Return the common slope of several series, each with its own level, by least squares;
+    dependences beside time are fitted with it.
 
-    Of means over `bin_seconds`, because neighbouring samples are not independent of each other: the
-    error would come out too small. None where there are too few.
+    The fit uses means over `bin_seconds`, because neighbouring samples are dependent, and the error
+    would come out too small. None with too few means.
     """
     rows, levels = [], []
     for columns in series:
@@ -58,7 +58,7 @@ def slope_of(series: Sequence[Series], bin_seconds: float = 60.0) -> Slope | Non
 
 
 def _means(rows: np.ndarray, bin_seconds: float) -> np.ndarray:
-    """Of each whole bin of the first column; rows with what is not a number are left out."""
+    """Return the means of each whole bin of the first column, without rows that are not finite."""
     rows = rows[np.isfinite(rows).all(axis=1)]
     if not len(rows):
         return rows

@@ -36,12 +36,12 @@ LINES = 400
 
 
 def memory_file(folder: Path, pid: int) -> Path:
-    """What `memory_of_this_process` says, as JSON."""
+    """Return the path of `memory_of_this_process` as JSON."""
     return folder / f"{pid}.memory"
 
 
 def checks_file(folder: Path) -> Path:
-    """A character for each check of all engines: "." that found nothing, "!" one that did."""
+    """Return the path with a character per check of all engines: "." success, "!" failure."""
     return folder / "checks"
 
 
@@ -50,7 +50,7 @@ def lines_file(folder: Path, pid: int, number: int) -> Path:
 
 
 def untraced_file(folder: Path) -> Path:
-    """It is there once engines that start are not to be traced."""
+    """Return the path of a file that exists once new engines are not traced."""
     return folder / "untraced"
 
 
@@ -59,8 +59,8 @@ def no_more_tracing(folder: Path) -> None:
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Bytes by the lines of code that hold them, where these are traced; how many malloc then had
-    that nobody needed, and gave back."""
+    """Bytes by the lines of code that hold them, if traced; how much malloc then had unused, and
+    gave back."""
 
     sizes: dict[str, int]
     trimmed: int
@@ -71,7 +71,7 @@ def read_lines(file: Path) -> Lines:
 
 
 def ask_for_lines(folder: Path, number: int) -> None:
-    """Have all processes write which lines hold memory, for the `number`th time."""
+    """Ask all processes to write which lines hold memory, for the `number`th time."""
     (folder / f"lines-{number}").touch()
 
 
@@ -91,9 +91,8 @@ _libc = ctypes.CDLL(None)
 
 
 def memory_of_this_process() -> dict[str, int]:
-    """Bytes: `traced` in Python's objects, `tracing` in the tables about these, where they are
-    traced; of glibc's malloc what is `held` by whoever asked for it and what is `kept` for who will
-    ask."""
+    """Return bytes: `traced` in Python's objects, `tracing` in tracemalloc's tables; of glibc's
+    malloc `held` by the program and `kept` free."""
     found: dict[str, int] = {}
     if tracemalloc.is_tracing():
         found["traced"] = tracemalloc.get_traced_memory()[0]
@@ -106,7 +105,7 @@ def memory_of_this_process() -> dict[str, int]:
 
 
 class MemoryTeller(threading.Thread):
-    """The thread."""
+    """Thread that writes the memory."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="memory", daemon=True)
@@ -134,13 +133,13 @@ class MemoryTeller(threading.Thread):
         process = psutil.Process()
         before = process.memory_info().rss
         if hasattr(_libc, "malloc_trim"):
-            _libc.malloc_trim(0)  # else what grows later would find room in what this took
+            _libc.malloc_trim(0)  # otherwise later growth would use the memory freed here
         trimmed = before - process.memory_info().rss
         file.write_bytes(msgspec.json.encode(Lines(sizes, trimmed)))
 
 
 class Checker:
-    """What is called in place of `Scheduler._check_if_asked`, wherever nothing is half done."""
+    """Called in place of `Scheduler._check_if_asked`, where no operation is half done."""
 
     def __init__(self, file: Path, traced: bool) -> None:
         self._file = file
@@ -149,7 +148,7 @@ class Checker:
 
     def __call__(self, scheduler: Scheduler) -> None:
         if self._traced and not tracemalloc.is_tracing():
-            tracemalloc.start()  # not before: importing torch would take several times as long
+            tracemalloc.start()  # not earlier: importing torch would take several times as long
         if time.monotonic() < self._next:
             return
         try:

@@ -1,11 +1,11 @@
-"""What streams cost the process that answers HTTP: `python -m benchmarks.streams [--json FILE]`.
+"""CPU cost of streams in the HTTP process: `python -m benchmarks.streams [--json FILE]`.
 
-Many chats are streamed at once; what is printed is CPU milliseconds for 100 tokens of a stream, of
-the process that answers HTTP and of the engine's, apart from what a request's beginning and end
-take. First ours, on an engine without a model whose steps take 2 and 25 ms; then, with `--vllm
+Many chats are streamed at once. Printed are CPU milliseconds per 100 tokens of a stream, in the
+process that answers HTTP and in the engine's, without the costs of a request's beginning and end.
+First our server, on an engine without a model whose steps take 2 and 25 ms; then, with `--vllm
 PYTHON --model FOLDER`, ours and vLLM's on the same model, and the ratio.
 
-How many events the tokens came in is shown, because nearly all of the cost is by the event.
+The number of events is shown, too, because nearly all of the cost is per event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU milliseconds for 100 tokens of a stream: `server` of the process that answers HTTP, and
+    """CPU milliseconds for 100 tokens of a stream: `server` of the HTTP process, and
     `engine`. `events`: how many they came in, each at `per_event` CPU us of the server.
     `request`: CPU ms of the server for a request's beginning and end."""
 
@@ -77,12 +77,12 @@ def _round(server: servers.Server, streams: int) -> Cost:
 
 
 def _run(server: servers.Server, streams: int, tokens: int) -> tuple[servers.Cpu, int, float]:
-    """CPU time, events and seconds of so many streams of so many tokens."""
+    """Return CPU time, events and seconds of so many streams of so many tokens."""
     bodies = [chat_body(server.model, number, tokens) for number in range(streams)]
     before, began = server.cpu(), time.perf_counter()
     found = asyncio.run(read_streams(server.url, bodies))
     seconds = time.perf_counter() - began
-    time.sleep(0.05)  # what ends behind the last byte counts, too
+    time.sleep(0.05)  # work after the last byte counts, too
     if found.tokens != streams * tokens:
         raise RuntimeError(f"{found.tokens} tokens came, not {streams * tokens}")
     return server.cpu() - before, found.events, seconds

@@ -1,4 +1,4 @@
-"""A client that reads many streams and costs little: what it takes, servers on its cores lack."""
+"""A cheap client that reads many streams: its CPU time is taken from servers on the same cores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KEPT = 4096
 
 @dataclass(frozen=True)
 class Streamed:
-    """What came of several streams: pieces of text, and tokens as the server counts them."""
+    """Received from several streams: pieces of text, and tokens as the server counts them."""
 
     events: int
     tokens: int
 
 
 def chat_body(model: str, number: int, tokens: int) -> bytes:
-    """Asks for exactly so many tokens of a chat, as a stream."""
+    """Return a body that asks for exactly so many tokens of a chat, as a stream."""
     return msgspec.json.encode(
         {
             "model": model,
@@ -40,7 +40,7 @@ def chat_body(model: str, number: int, tokens: int) -> bytes:
 
 
 async def read_streams(url: str, bodies: Sequence[bytes]) -> Streamed:
-    """Send all requests at once, each on a connection of its own, and read what comes.
+    """Send all requests at once, each on its own connection, and read the streams.
 
     Raises RuntimeError if one is refused or its connection is lost.
     """
@@ -80,7 +80,7 @@ class _Stream(asyncio.Protocol):
         self._transport.write(head.encode() + body)
 
     def data_received(self, data: bytes) -> None:
-        # An event may be cut by the border of two pieces: its beginning is looked at again.
+        # The border of two pieces may cut an event, whose beginning is searched again.
         border = self._tail[1 - len(_EVENT) :]
         self._events += (border + data).count(_EVENT)
         self._tail = (self._tail + data)[-_KEPT:]
@@ -102,5 +102,5 @@ class _Stream(asyncio.Protocol):
         if not count:
             self.done.set_exception(RuntimeError(f"no stream: {self._tail[-300:]!r}"))
             return
-        # Those without text: the usage, and "[DONE]".
+        # Events without text: the usage, and "[DONE]".
         self.done.set_result(Streamed(self._events - 2, int(count)))

@@ -28,7 +28,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs: `pid` answers HTTP, its children are the engine."""
+    """A running server: `pid` answers HTTP, its children are the engine."""
 
     url: str
     model: str
@@ -55,15 +55,15 @@ def _seconds(pid: int) -> float:
 
 @contextmanager
 def without_model(model: Path, step_seconds: float) -> Iterator[Server]:
-    """Ours, with an engine whose steps take so long and compute nothing; of `model` only the
-    tokenizer is used."""
+    """Start our server with an engine whose steps take so long and compute nothing; `model` gives
+    only the tokenizer."""
     with started(model, step_seconds) as stack:
         yield Server(stack.url, "", stack.gateway)
 
 
 @contextmanager
 def with_model(model: Path, rows: int) -> Iterator[Server]:
-    """Ours, as it is used."""
+    """Start our server as in use."""
     with rl.Runtime(model, http_port=0, max_running=rows) as runtime:
         assert runtime.url is not None
         yield Server(runtime.url, "", runtime.pid)
@@ -71,9 +71,9 @@ def with_model(model: Path, rows: int) -> Iterator[Server]:
 
 @contextmanager
 def vllm(python: Path, model: Path, rows: int, log: Path) -> Iterator[Server]:
-    """vLLM's server (`python`: the interpreter of its environment) on the same model.
+    """Start vLLM's server (`python`: interpreter of its environment) on the same model.
 
-    Raises RuntimeError where it does not start.
+    Raises RuntimeError if it does not start.
     """
     options = ("--max-model-len", "4096", "--max-num-seqs", str(rows))
     with vllm_server(python, model, log, usable_cores(), 1, options) as (url, pid):

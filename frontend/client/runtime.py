@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
+import msgspec
+
 from rootlace.client.channel import Channel
 from rootlace.client.endpoint import RuntimeEndpoint, cache, close, compute
 from rootlace.language import sampling
@@ -268,7 +270,10 @@ class Runtime(RuntimeEndpoint):
             path, name = _local(folder, options)
             if options.get("draft_model"):
                 options["draft_model"] = _local(options["draft_model"], options)[0]
-            config = runtime_config(path, address, options, name)
+            try:
+                config = runtime_config(path, address, options, name)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"Runtime(): {error}") from None
             # Programs that wait for a server get an error once it has died too often.
             on_gone = super().close if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)

@@ -149,7 +149,11 @@ def app(
     options.setdefault("http_port", 0)
     options.setdefault("disaggregate_by", "tcp")
     address = options.pop("program_address", "tcp://NODE:30001")
-    config = _checked(runtime_config(model, address, options), RuntimeConfig)
+    try:
+        stated = runtime_config(model, address, options)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    config = _checked(stated, RuntimeConfig)
 
     from rootlace.runtime.replicas.handover import apart_of, transfer_of
 

@@ -1,4 +1,4 @@
-"""Real clients talk, unmodified, to one server with the embedded model."""
+"""Unmodified clients of other projects use one server with the embedded model."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SUM = {
 
 @pytest.fixture(scope="module")
 def anthropic() -> Any:
-    """Imported by the worker that runs these tests alone: an import of three seconds."""
+    """Import anthropic only in the worker that runs these tests: the import takes three seconds."""
     return pytest.importorskip("anthropic", reason="needs the extra `clients`")
 
 
@@ -30,7 +30,7 @@ def client(anthropic: Any, url: str) -> Any:
         yield client
 
 
-GREEDY = {"extra_body": {"temperature": 0}}  # the client itself has no such parameter
+GREEDY = {"extra_body": {"temperature": 0}}  # the client has no such parameter
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_a_message_and_its_stream(client: Any) -> None:
     assert text == whole.content[0].text == last.content[0].text
     assert last.stop_reason == whole.stop_reason
     assert last.usage.output_tokens == whole.usage.output_tokens
-    assert last.usage.cache_read_input_tokens > 0  # the same prompt once more
+    assert last.usage.cache_read_input_tokens > 0  # the prompt was sent before
 
 
 def test_stop_sequences(client: Any) -> None:
@@ -81,13 +81,13 @@ def test_a_tool_is_called(client: Any) -> None:
     with client.messages.stream(**given) as stream:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
         streamed = stream.get_final_message()
-    assert len(pieces) > 1  # as it is written
+    assert len(pieces) > 1  # streamed while it is written
     assert [b.input for b in streamed.content if b.type == "tool_use"] == [call.input]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "4"}
     answer = client.messages.create(
         **{
             **given,
-            "tool_choice": {"type": "none"},  # whether it calls again is the model's to say
+            "tool_choice": {"type": "none"},  # otherwise the model may call again
             "messages": [
                 *given["messages"],
                 {"role": "assistant", "content": message.content},

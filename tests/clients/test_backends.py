@@ -1,4 +1,4 @@
-"""Our own backends for other services, on our own server, which speaks those interfaces."""
+"""Our backends for other services, used on our own server, which has those interfaces."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_the_same_answers_as_by_the_wire(
     ours = ask.run(backend=runtime)
     theirs = ask.run(backend=backend)
     assert theirs.messages() == ours.messages() and "47" in theirs["age"]
-    # What was said before is found in the cache, and told by that interface, too.
+    # Earlier text is found in the cache, and that interface reports it, too.
     meta = theirs.get_meta_info("city")
     assert 0 < meta["cached_tokens"] < meta["prompt_tokens"]
     streamed = ask.run(backend=backend, stream=True)
     assert "".join(streamed.text_iter("age")) == ours["age"]
     assert extract.run(backend=backend)["record"]
-    with pytest.raises(rl.ProgramError):  # said by the server, or by us beforehand
+    with pytest.raises(rl.ProgramError):  # by the server, or by our own check
         look = rl.function(
             lambda s: s.append(rl.user(rl.image(b"GIF89a")) + rl.assistant(rl.gen("x")))
         )

@@ -18,7 +18,7 @@ def model(url: str, **more: Any) -> Any:
 
 
 def form(**fields: str) -> dict[str, Any]:
-    """dspy's own form of an answer as a regex: too hard for a model as small as this one."""
+    """Return dspy's own form of an answer as a regex, which is too hard for this small model."""
     text = "".join(FIELD.format(name, value) for name, value in fields.items())
     return {"extra_body": {"regex": text + r"\[\[ ## completed ## \]\]"}}
 

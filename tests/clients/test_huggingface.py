@@ -43,7 +43,7 @@ def test_a_call(client: InferenceClient) -> None:
 
 
 def test_a_schema_is_held_as_the_client_sends_it(client: InferenceClient) -> None:
-    """It sends `{"type": "json_object", "value": ...}`, whatever is asked for."""
+    """The client sends `{"type": "json_object", "value": ...}` for every format."""
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
     reply = client.chat_completion(ASK, model="demo", response_format=form, temperature=0)
     assert json.loads(reply.choices[0].message.content).keys() == {"name", "large"}

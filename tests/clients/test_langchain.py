@@ -52,7 +52,7 @@ def test_a_chat_model(given: dict[str, Any], responses: bool) -> None:
 
 
 def test_a_cut_call_is_none(given: dict[str, Any]) -> None:
-    """Of a streamed one LangChain makes a call with half its arguments.
+    """LangChain makes a call with half its arguments from a streamed one that was cut.
 
     `findings/cut_calls_that_run.sh` shows it.
     """
@@ -70,7 +70,7 @@ def test_a_cut_call_is_none(given: dict[str, Any]) -> None:
 
 def test_completions_and_embeddings(given: dict[str, Any]) -> None:
     assert len(langchain.OpenAI(**given, max_tokens=4).batch(["a", "b"])) == 2
-    # Its own count of tokens is by OpenAI's vocabulary, which is not ours.
+    # LangChain would count tokens by OpenAI's vocabulary, not the model's.
     endpoint = {name: given[name] for name in ("base_url", "api_key", "model")}
     vectors = langchain.OpenAIEmbeddings(**endpoint, check_embedding_ctx_length=False)
     assert len(vectors.embed_documents(["a", "b"])) == 2

@@ -73,7 +73,7 @@ class Calculation(pydantic.BaseModel):
 
 
 def test_what_was_parsed_is_sent_back(client: Any) -> None:
-    """The loop of tools that OpenAI's guide shows: the message goes back as it came."""
+    """The loop of tools in OpenAI's guide: the parsed message is sent back unchanged."""
     tool = openai.pydantic_function_tool(Calculation, name="calculator")
     given = {"model": "demo", "temperature": 0, "max_completion_tokens": 64}
     messages: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -126,7 +126,7 @@ def test_responses(client: Any) -> None:
     second = client.responses.create(
         model="demo", input="Hello", previous_response_id=first.id, temperature=0
     )
-    # The branch of the first is in the tree, its answer included.
+    # The tree holds the first response's branch, its answer included.
     answered = first.usage.input_tokens + first.usage.output_tokens
     assert second.usage.input_tokens_details.cached_tokens >= answered - 1
 

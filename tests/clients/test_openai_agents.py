@@ -18,7 +18,7 @@ class City(pydantic.BaseModel):
 
 @pytest.mark.parametrize("kind", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
 async def test_agents(url: str, kind: str) -> None:
-    agents.set_tracing_disabled(True)  # it would go to OpenAI
+    agents.set_tracing_disabled(True)  # traces would go to OpenAI
     asked = []
 
     @agents.function_tool

@@ -33,7 +33,7 @@ TOOL = {
     },
 }
 
-# Answers that the test says word by word; `sent` are the bodies that asked for them.
+# Answers that a test gives word by word; `sent` has the requests' bodies.
 SCRIPTED = """() => {
   const real = window.fetch;
   const bytes = (text) => new TextEncoder().encode(`data: ${text}\\n\\n`);
@@ -53,14 +53,14 @@ SCRIPTED = """() => {
 
 @dataclass
 class Tab:
-    """The page in a tab, what its console said, and which addresses it asked."""
+    """The page in a tab, its console's messages, and the addresses that it requested."""
 
     page: playwright.Page
     console: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
 
     def answer(self, number: int) -> playwright.Locator:
-        """The `number`-th turn that the model wrote, complete."""
+        """Wait for the `number`-th turn of the model to be complete; return the turn."""
         turn = self.page.locator(".turn", has=self.page.locator(".who", has_text="model"))
         turn.nth(number).locator(".facts", has_text="tokens/s").wait_for()
         return turn.nth(number)
@@ -68,7 +68,7 @@ class Tab:
 
 @dataclass
 class Script:
-    """Says the answers of a tab in place of the server."""
+    """Answers in a tab in place of the server."""
 
     page: playwright.Page
 
@@ -92,13 +92,13 @@ class Script:
         self.page.locator("#stop:disabled").wait_for()
 
     def messages(self) -> list[dict[str, Any]]:
-        """Those of the last request."""
+        """Return the messages of the last request."""
         found: list[dict[str, Any]] = self.page.evaluate("sent.at(-1).messages")
         return found
 
 
 def click_copy(page: playwright.Page, button: str) -> None:
-    """Click, and wait until the button has said that it copied, which it does for a second."""
+    """Click, and wait until the button says for a second that it copied."""
     page.evaluate(
         "(id) => { const button = document.getElementById(id); window.said = [];"
         " new MutationObserver(() => said.push(button.textContent))"
@@ -129,7 +129,7 @@ def browser() -> Iterator[playwright.Browser]:
 
 @pytest.fixture
 def tab(browser: playwright.Browser, url: str) -> Iterator[Tab]:
-    """Nothing may go to another address, and the console must stay silent."""
+    """Open the page; it may request no other address, and its console must stay silent."""
     page = browser.new_page(viewport={"width": 1200, "height": 800})
     page.set_default_timeout(PATIENCE_MS)
     found = Tab(page)
@@ -168,7 +168,7 @@ def test_a_conversation(tab: Tab) -> None:
     assert json.loads(told) == tokens.first.text_content()
     page.keyboard.press("Tab")
     assert page.locator("#hover").count() == 0
-    # The next turn finds the one before in the cache.
+    # The next turn finds the previous one in the cache.
     assert page.input_value("#prompt") == ""
     page.fill("#prompt", "And you?")
     page.click("#send")
@@ -224,7 +224,7 @@ def test_what_is_wrong_is_told(tab: Tab) -> None:
     page.click("#send")
     page.locator(".turn .bad").wait_for()
     assert "regex" in page.locator(".turn .bad").inner_text()
-    tab.console.clear()  # browsers tell of every reply that is an error
+    tab.console.clear()  # browsers report every reply that is an error
 
 
 def test_the_tree_grows(tab: Tab, url: str) -> None:
@@ -257,7 +257,7 @@ def test_the_tree_grows(tab: Tab, url: str) -> None:
             break
         page.wait_for_timeout(100)
     assert nodes() >= before + 3
-    # By keyboard to a node, whose text is then told.
+    # Arrow keys move to a node, whose text is then shown.
     page.locator("#canvas").focus()
     page.keyboard.press("ArrowDown")
     page.locator("#node", has_text="tokens").wait_for()
@@ -266,7 +266,7 @@ def test_the_tree_grows(tab: Tab, url: str) -> None:
         " return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x) }"
     )
     assert drawn
-    # Far into the tree, the arrows bring what they choose into sight.
+    # Deep in the tree, arrow keys scroll the chosen node into view.
     left, right, back = page.evaluate(
         """async () => {
           const { TreeView } = await import("/page/tree.js");
@@ -302,7 +302,7 @@ def test_the_charts_and_the_phone(tab: Tab) -> None:
 
 
 def test_one_of_several_models_is_chosen(tab: Tab) -> None:
-    """The server's answers are those of a second model, too: what counts is who is asked."""
+    """The server's answers name a second model, too; the request must name the chosen one."""
     page = tab.page
     cards = {"data": [{"id": "demo", "parent": None}, {"id": "other", "parent": None}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=cards))
@@ -346,7 +346,7 @@ def test_what_is_typed_while_an_answer_is_written_stays(tab: Tab, script: Script
     script.say("Second")
     script.end()
     assert script.messages() == [user("One?"), model("First"), user("Two?")]
-    # After a click, too: none of it is a shortcut.
+    # The same after a click: keys are no shortcuts there.
     page.fill("#prompt", "Three?")
     page.click("#send")
     page.locator("#stop:enabled").wait_for()
@@ -356,7 +356,7 @@ def test_what_is_typed_while_an_answer_is_written_stays(tab: Tab, script: Script
     assert page.input_value("#prompt") == "that takes 3 steps"
     assert page.locator("#play").is_visible()
     assert page.evaluate("document.documentElement.dataset.theme") is None
-    # A completion's prompt stays in any case: it is what one goes on to change.
+    # A completion's prompt always stays, for the user to change.
     page.select_option("#kind", "text")
     page.fill("#temperature", "0")
     page.fill("#max_tokens", "4")
@@ -378,7 +378,7 @@ def test_the_next_request_sends_what_the_page_shows(tab: Tab, script: Script) ->
     script.say("Second")
     script.end()
     assert script.messages() == [user("One?"), model("Half of"), user("Two?")]
-    # Stopped before there is a word: out of the conversation, and marked so.
+    # Stopped before the first word: marked so, and left out of the conversation.
     script.ask("Three?")
     page.keyboard.press("Escape")
     page.locator(".turn.left").nth(1).wait_for()
@@ -386,24 +386,24 @@ def test_the_next_request_sends_what_the_page_shows(tab: Tab, script: Script) ->
         page.locator(".turn.left .note").all_inner_texts() == ["left out of the next request"] * 2
     )
     assert page.input_value("#prompt") == "Three?"
-    # Once more: the same question, and only once.
+    # The same question is asked again, and appears only once.
     page.locator("button:visible", has_text="Again").click()
     script.say("Third")
     script.end()
     assert script.messages()[3:] == [model("Second"), user("Three?")]
     assert page.input_value("#prompt") == "" and page.locator(".turn.left").count() == 0
-    # An answer is asked for again; what is being typed is not touched.
+    # A repeated question leaves the text that is being typed.
     page.fill("#prompt", "Four?")
     page.locator("button:visible", has_text="Again").click()
     script.say("Another third")
     script.end()
     assert script.messages()[-1] == user("Three?") and page.input_value("#prompt") == "Four?"
-    # Back to the second question, in front of what has been typed.
+    # The second question returns to the input, in front of the typed text.
     page.locator(".turn", has_text="Two?").get_by_role("button", name="Edit").click()
     assert page.input_value("#prompt") == "Two?\nFour?"
     page.locator("#prompt").press("Control+Enter")
     script.say("Fourth")
-    # A new conversation, while this one is being answered, is a new one; Undo goes back to this.
+    # A new conversation replaces one that is being answered; Undo restores it.
     page.click("#fresh")
     page.locator("#stop:disabled").wait_for()
     page.click("#undo")
@@ -429,7 +429,7 @@ def test_an_answer_that_breaks_off_says_so_and_keeps_its_words(tab: Tab, script:
     script.say("Second")
     script.end()
     assert script.messages() == [user("One?"), model("Half of"), user("Two?")]
-    # A request that the server refuses is out of the conversation; its words come back.
+    # A refused request leaves the conversation; its words return to the input.
     page.select_option("#constraint", "regex", force=True)
     page.evaluate("document.getElementById('source').value = '('")
     page.reload()
@@ -438,7 +438,7 @@ def test_an_answer_that_breaks_off_says_so_and_keeps_its_words(tab: Tab, script:
     page.keyboard.press("Control+Enter")
     page.locator(".turn.left .bad", has_text="regex").wait_for()
     assert page.input_value("#prompt") == "Three?"
-    tab.console.clear()  # browsers tell of every reply that is an error
+    tab.console.clear()  # browsers report every reply that is an error
 
 
 def test_loading_again_loses_nothing(tab: Tab, script: Script) -> None:
@@ -502,7 +502,7 @@ def test_a_property_is_added_to_the_schema_that_is_there(tab: Tab, script: Scrip
     wanted["properties"]["age"] = {"type": "integer"}
     wanted["required"] = ["name", "age"]
     assert text() == wanted
-    # The rows are the properties of the text: each can be renamed and taken out.
+    # The rows are the text's properties, which can be renamed and removed.
     names = page.locator("#fields input")
     assert [one.input_value() for one in names.all()] == ["name", "home", "age"]
     names.nth(1).fill("address")
@@ -513,19 +513,19 @@ def test_a_property_is_added_to_the_schema_that_is_there(tab: Tab, script: Scrip
     }
     wanted["required"] = ["name"]
     assert text() == wanted and list(text()["properties"]) == ["name", "address"]
-    # A name that is taken changes nothing of the property that has it. Enter goes on to the next.
+    # A used name does not change the property that has it. Enter moves to the next row.
     names.nth(1).press("Enter")
     assert page.evaluate("sent") == []
     names.nth(2).fill("name")
     assert text() == wanted
     assert page.locator("#fields input:invalid").count() == 1
-    # What is no schema of an object stays as it is, and the page says why.
+    # Text that is no schema of an object stays, and the page says why.
     for other in ('{"type": "arr', '{"type": "array"}'):
         page.fill("#source", other)
         page.click("#field")
         page.locator("#wrong", has_text="The schema:").wait_for()
         assert page.input_value("#source") == other
-    # The text of another kind of constraint is not taken for a schema, and not lost.
+    # The text of another kind of constraint is not read as a schema, and stays.
     page.select_option("#constraint", "regex")
     page.fill("#source", "[0-9]+")
     page.click("#field")
@@ -549,7 +549,7 @@ def test_an_error_stays_until_something_is_done(
     page.locator("details", has=page.locator("#tools")).locator("summary").click()
     page.fill(field, value)
     page.click("#send")
-    for _ in range(2):  # the page asks how the server is; once, it may have asked before
+    for _ in range(2):  # the first status may be older
         with page.expect_response("**/get_server_info"):
             pass
     assert page.locator("#wrong").inner_text().startswith(says)
@@ -578,14 +578,14 @@ def test_fields_left_empty_are_sampled_as_the_model_recommends(tab: Tab) -> None
     )
     page.reload()
     page.locator("#model:enabled").wait_for()
-    assert page.input_value("#temperature") == "0.7"  # some recommend nothing: better than 1
+    assert page.input_value("#temperature") == "0.7"  # this model recommends nothing
     page.select_option("#model", "own")
     assert page.input_value("#temperature") == page.input_value("#top_p") == ""
     assert page.locator("#temperature").get_attribute("placeholder") == "0.6"
     assert page.locator("#top_p").get_attribute("placeholder") == "0.95"
     page.select_option("#model", "none")
     assert page.input_value("#temperature") == "0.7"
-    page.fill("#temperature", "0.2")  # what somebody has written stays
+    page.fill("#temperature", "0.2")  # a value that the user typed stays
     page.select_option("#model", "own")
     assert page.input_value("#temperature") == "0.2"
 
@@ -617,7 +617,7 @@ def test_the_key_is_asked_for_once(tab: Tab) -> None:
     page.keyboard.press("Enter")
     page.locator("#state", has_text="wrong").wait_for()
     page.locator("#key-dialog").wait_for()
-    late = []  # What is asked with the wrong key is refused when the right one is there.
+    late = []  # The server refuses a request with the wrong key after the right one arrives.
     for _ in range(PATIENCE_MS // 20):
         if late:
             break
@@ -628,7 +628,7 @@ def test_the_key_is_asked_for_once(tab: Tab) -> None:
         route.fulfill(status=401, json={"error": {"message": "no"}})
     page.locator("#state:empty").wait_for(state="attached")
     assert page.locator("#ask-key").is_hidden() and page.locator("#key-dialog").is_hidden()
-    tab.console.clear()  # browsers tell of every reply that is an error
+    tab.console.clear()  # browsers report every reply that is an error
 
 
 def test_copying_works_over_plain_http_from_another_host(
@@ -648,13 +648,13 @@ def test_copying_works_over_plain_http_from_another_host(
     assert page.evaluate("!isSecureContext && navigator.clipboard === undefined")
     page.fill("#prompt", "It's a copy.")
     click_copy(page, "as-curl")
-    page.click("#as-curl")  # a second click must not make "Copied" the label for good
+    page.click("#as-curl")  # a second click must not keep "Copied" as the label
     page.locator("#as-curl", has_text="Copy as curl").wait_for()
     page.locator("#system").focus()
     page.keyboard.press("Control+V")
     pasted = page.input_value("#system")
     assert pasted.startswith(f"curl {host}/v1/chat/completions") and "'\\''s a copy." in pasted
-    # Where even the older way is refused, the text stands ready to be copied by hand.
+    # If the older way is refused, too, the text is selected for copying by hand.
     page.evaluate("document.execCommand = () => false")
     page.fill("#system", "")
     page.click("#as-python")
@@ -673,7 +673,7 @@ def test_results_of_tools_are_entered(tab: Tab, script: Script) -> None:
     page.click("text=Send the results")
     page.locator("#wrong", has_text="result of weather is missing").wait_for()
     assert page.evaluate("sent.length") == 1
-    page.keyboard.type("21 degrees")  # the field that is missing has the focus
+    page.keyboard.type("21 degrees")  # the missing field has the focus
     page.reload()
     page.locator("#model", has_text="demo").wait_for()
     page.evaluate(SCRIPTED)
@@ -687,7 +687,7 @@ def test_results_of_tools_are_entered(tab: Tab, script: Script) -> None:
         {"role": "tool", "tool_call_id": "call-0", "content": "4 degrees"},
         {"role": "tool", "tool_call_id": "call-1", "content": "21 degrees"},
     ]
-    # A call that was cut off has no result; the words before it are kept.
+    # A call that was cut off has no result; the words before it stay.
     script.ask("And in Bergen?")
     script.say("I look.")
     script.call(("weather", '{"city": "Ber'))
@@ -704,7 +704,7 @@ def test_a_result_reaches_the_model(tab: Tab) -> None:
     page.locator("details", has=page.locator("#tools")).locator("summary").click()
     page.fill("#tools", json.dumps([TOOL]))
     page.select_option("#tool_choice", "required")
-    page.fill("#prompt", "Hello!")  # what no model calls a tool for of itself
+    page.fill("#prompt", "Hello!")  # no model calls a tool for this by itself
     page.click("#send")
     page.locator(".result textarea").fill("sunny")
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -728,7 +728,7 @@ def test_only_the_playground_sends(tab: Tab, script: Script) -> None:
 
 
 def test_charts_have_values_and_times(tab: Tab) -> None:
-    """What a line says by its place is what the axes say there."""
+    """A line's places agree with the values on the axes."""
     page = tab.page
     page.click("#tab-load")
     noon = 1_700_000_000 - 1_700_000_000 % 60
@@ -756,7 +756,7 @@ def test_charts_have_values_and_times(tab: Tab) -> None:
     read = [next(v for v, h in height.items() if abs(h - y) < 0.2) for _, y in points]
     assert read == ["0", "30", "40", "20", "20"]
     assert abs(points[2][0] - place[clock]) < 0.2
-    # Where nothing was measured for long there is no line; what stands alone is a mark.
+    # Long gaps in the measurements interrupt the line; a lone value is a mark.
     assert [len(run.split("L")) for run in path.split("M")[1:]] == [1, 1, 1, 2]
     light = values.first.evaluate("(text) => getComputedStyle(text).fill")
     page.keyboard.press("t")
@@ -764,7 +764,7 @@ def test_charts_have_values_and_times(tab: Tab) -> None:
     page.keyboard.press("t")
     figure.locator("svg").hover(position={"x": points[2][0], "y": 40})
     assert figure.locator("b").inner_text() == f"40 / – at {clock}"
-    # On a phone, times neither run into one another nor out of the chart.
+    # On a phone, labels of times neither overlap nor leave the chart.
     page.mouse.move(0, 0)
     page.set_viewport_size({"width": 360, "height": 740})
     page.evaluate("chart.draw(chart.samples)")
@@ -794,8 +794,8 @@ def test_a_server_that_comes_back_is_asked_what_it_serves(tab: Tab) -> None:
     with page.expect_request("**/v1/chat/completions") as asked:
         page.click("#send")
     assert asked.value.post_data_json["model"] == "next"
-    page.locator(".turn.left .bad", has_text="next").wait_for()  # there is no such model
-    tab.console.clear()  # browsers tell of every reply that is an error
+    page.locator(".turn.left .bad", has_text="next").wait_for()  # no such model exists
+    tab.console.clear()  # browsers report every reply that is an error
 
 
 def test_the_api_is_one_click_away(tab: Tab) -> None:

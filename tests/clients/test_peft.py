@@ -1,4 +1,4 @@
-"""Adapters that PEFT itself writes give what its own models compute."""
+"""Adapters written by PEFT give the results of PEFT's own models."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_peft_s_own_adapters(case: str, tmp_path: Path) -> None:
 
 
 def adapted(model: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> PreTrainedModel:
-    """PEFT's own model, whose adapter, with random numbers, is in the folder."""
+    """Return PEFT's own model with an adapter of random numbers, saved in the folder."""
     plain = reference_logprobs(model, [5, 7, 9])
     settings = {"init_lora_weights": False} | settings
     config = peft.LoraConfig(r=3, lora_alpha=5, task_type="CAUSAL_LM", **settings)

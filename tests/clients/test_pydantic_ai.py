@@ -17,7 +17,7 @@ class City(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def pydantic_ai() -> Any:
-    """Imported by the worker that runs these tests alone: an import of a second."""
+    """Import pydantic-ai only in the worker that runs these tests: the import takes a second."""
     return pytest.importorskip("pydantic_ai", reason="needs the extra `clients`")
 
 

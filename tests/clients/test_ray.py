@@ -1,4 +1,4 @@
-"""Rootlace on a Ray cluster of two nodes, both on this machine, by Ray's own utilities."""
+"""Rootlace on a Ray cluster of two nodes on this machine, by Ray's own utilities."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from rootlace.runtime.assets import demo_model
 from tests.waiting import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "deploy" / "serve.yaml"
-PORT = 28123  # below those that the system gives to anybody
+PORT = 28123  # below the system's ephemeral ports
 URL = f"http://127.0.0.1:{PORT}"
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 PROMPTS = [f"The story of number {at} began on a long day where the road ends. " for at in range(6)]
 PATIENCE = 300.0
 PAUSE = 0.5
-# Serve alone takes a minute to start where others want the processor, too.
+# On a busy machine Serve alone takes a minute to start.
 pytestmark = pytest.mark.timeout(3600)
 
 
 class Served:
-    """The example's application, as `serve run` has it run: from one to two engines, the second
-    one as soon as somebody uses the first."""
+    """The example's application, as `serve run` runs it: from one to two engines; the second starts
+    when the first is used."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
@@ -66,7 +66,7 @@ class Served:
         self.engines = self.add("engines", 1)
 
     def add(self, name: str, cpus: float) -> dict[str, Any]:
-        """A deployment with so many cores for each replica, which it returns."""
+        """Add a deployment with so many cores for each replica; return it."""
         self._deployments.append({"name": name, "ray_actor_options": {"num_cpus": cpus}})
         return self._deployments[-1]
 
@@ -88,7 +88,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
         }.items():
             patch.setenv(name, value)
-        # A machine that has much else to do takes longer than its minute.
+        # A busy machine takes longer than the default minute.
         patch.setattr("ray.serve._private.api.HTTP_PROXY_TIMEOUT", PATIENCE)
         head = {**NODE, "resources": {"head": 1}, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -104,14 +104,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def ask(prompt: str, tokens: int = 120) -> str:
-    """A completion of so many tokens, which shares no prefix with any other: so work alone decides
-    where it runs. Raises where it fails."""
+    """Complete a prompt that shares no prefix with others, so that load alone decides where it
+    runs. Raises if the request fails."""
     with asked(prompt, tokens) as reply:
         return str(json.load(reply)["choices"][0]["text"])
 
 
 def asked(prompt: str, tokens: int, **more: Any) -> Any:
-    """The reply as it comes; who closes it goes away."""
+    """Open a streamed reply; closing it disconnects."""
     body = {"prompt": prompt, "max_tokens": tokens, "cache_salt": uuid.uuid4().hex, **more}
     request = urllib.request.Request(
         f"{URL}/v1/completions",
@@ -122,8 +122,8 @@ def asked(prompt: str, tokens: int, **more: Any) -> Any:
 
 
 def metrics() -> dict[str, float]:
-    """Each line of /metrics; none while nobody answers."""
-    time.sleep(0.2)  # it is asked over and over, and others work
+    """Return each line of /metrics; empty while the server does not answer."""
+    time.sleep(0.2)  # polling must leave time to other processes
     try:
         with urllib.request.urlopen(f"{URL}/metrics", timeout=60) as reply:
             text = reply.read().decode()
@@ -139,7 +139,7 @@ def up() -> int:
 
 
 def both_run() -> bool:
-    """Whether two replicas compute something, as Prometheus sees it."""
+    """Whether two replicas compute, according to Prometheus."""
     running = [value for name, value in metrics().items() if name.startswith("rootlace_running{")]
     return sum(value > 0 for value in running) == 2
 
@@ -149,22 +149,21 @@ def moved() -> float:
 
 
 def actors(deployment: str) -> set[str]:
-    """Names of the actors of a deployment."""
+    """Return the names of a deployment's actors."""
     every = ray.util.list_named_actors(all_namespaces=True)
     return {one["name"] for one in every if f"#{deployment}#" in one["name"]}
 
 
 @pytest.fixture(scope="module")
 def texts(served: Served) -> dict[str, str]:
-    """What is said while nothing happens."""
+    """Return the answers of an undisturbed server."""
     return {prompt: ask(prompt) for prompt in PROMPTS}
 
 
 @contextmanager
 def load(texts: Mapping[str, str]) -> Iterator[threading.Event]:
-    """All prompts are asked over and over, at once; every answer has to be the same as ever. While
-    the event is set, each client pauses before it asks again: engines that start want the
-    processor, too."""
+    """Ask all prompts repeatedly, in parallel; every answer must equal `texts`. While the event is
+    set, each client pauses before it asks again: starting engines need the processor, too."""
     over, calm, wrong = threading.Event(), threading.Event(), list[Any]()
 
     def run(prompt: str) -> None:
@@ -190,7 +189,7 @@ def load(texts: Mapping[str, str]) -> Iterator[threading.Event]:
 
 
 def test_who_goes_away_is_noticed(served: Served) -> None:
-    """Behind two proxies: Serve's, and the one that asks the gateway."""
+    """The client is behind two proxies: Serve's, and the one that asks the gateway."""
     aborted = 'rootlace_requests_finished_total{reason="abort",replica="0"}'
     before = metrics()[aborted]
     with asked(PROMPTS[0], 1900, stream=True) as reply:
@@ -199,7 +198,7 @@ def test_who_goes_away_is_noticed(served: Served) -> None:
 
 
 def test_who_asks_by_a_strange_name_is_refused(served: Served) -> None:
-    """The name that a client asks by comes through both proxies."""
+    """Both proxies pass on the host name that a client uses."""
     request = urllib.request.Request(f"{URL}/version", headers={"Host": "page.example"})
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(request, timeout=60)
@@ -211,7 +210,7 @@ def test_there_are_more_engines_where_they_are_used(texts: dict[str, str]) -> No
 
 
 def strike(texts: dict[str, str], blow: Callable[[], object]) -> None:
-    """Under load, what ran goes on elsewhere after the blow, and then both engines run again."""
+    """Under load, requests move to the other engine after the blow; then both engines run again."""
     with load(texts) as calm:
         eventually(both_run, PATIENCE)
         before = moved()
@@ -226,7 +225,7 @@ def strike(texts: dict[str, str], blow: Callable[[], object]) -> None:
 
 
 def processes() -> list[psutil.Process]:
-    """The engines' processes, each of which is a child of its actor's."""
+    """Return the engines' processes, each a child of its actor's."""
     every = psutil.Process().children(recursive=True)
     return [one for one in every if "rootlace.runtime.engine" in " ".join(one.cmdline())]
 
@@ -238,7 +237,7 @@ def test_an_engine_whose_process_dies_is_started_again(texts: dict[str, str]) ->
 
 
 def test_what_ran_on_a_machine_that_falls_silent_goes_on_elsewhere(texts: dict[str, str]) -> None:
-    """It says nothing more, closes nothing, and wakes up when others have what it had."""
+    """The engine stops without closing connections, and resumes when others have its requests."""
 
     def silence() -> Callable[[], None]:
         engine = processes()[0]
@@ -249,7 +248,7 @@ def test_what_ran_on_a_machine_that_falls_silent_goes_on_elsewhere(texts: dict[s
 
         def wake() -> None:
             for process in (engine, host):
-                with suppress(psutil.NoSuchProcess):  # Serve may have given it up
+                with suppress(psutil.NoSuchProcess):  # Serve may have ended it
                     process.resume()
 
         return wake
@@ -292,7 +291,7 @@ def test_engines_are_replaced_one_after_the_other(served: Served, texts: dict[st
 def test_a_new_version_fails_nobody_and_computes_prompts_apart(
     served: Served, texts: dict[str, str]
 ) -> None:
-    """One engine for what there were two for, and one that computes long prompts for it."""
+    """One engine replaces two, and another computes long prompts for it."""
     old = actors("engines") | actors("gateway")
     long = {8 * prompt: ask(8 * prompt, tokens=40) for prompt in PROMPTS[:3]}
     with load(texts) as calm:

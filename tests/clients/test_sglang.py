@@ -1,6 +1,6 @@
-"""sglang's own frontend, and the kits that sglang tests its servers with, from its published wheel.
+"""sglang's own frontend, and its kits for testing servers, from its published wheel.
 
-Of the kits those that need no particular model; a kit's answer is what it asserts.
+Only kits that need no particular model run; the kits themselves assert their results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KITS: list[tuple[str, str, tuple[str, ...]]] = [
 SCALE = {
     "abort_all_num_requests": 4,
     "abort_all_sleep": 0.5,
-    # The kit pauses 1 s after it sent its requests and fails where all have ended by then: these
+    # The kit pauses 1 s after sending its requests and fails if all have ended by then: these
     # take several times as long on a quick machine.
     "pause_num_requests": 8,
     "pause_max_new_tokens": 1500,
@@ -44,7 +44,7 @@ SCALE = {
 
 
 class _Alive:
-    """The server's process, as kits ask for it."""
+    """The server's process as kits expect it."""
 
     def poll(self) -> None:
         return None
@@ -72,7 +72,7 @@ def endpoint(url: str) -> Any:
 
 
 def test_programs(endpoint: Any, runtime: rl.Runtime) -> None:
-    """One program by sglang's frontend and by ours: the same texts and the same choice."""
+    """A program gives the same texts and choice with sglang's frontend and with ours."""
 
     def program(s: Any, sg: Any) -> None:
         s += "Who are you? "

@@ -1,4 +1,4 @@
-"""The page of a run in a headless Chromium: what it tells, by keyboard and mouse."""
+"""The page of a run in a headless Chromium, by keyboard and mouse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def timeline() -> rl.Timeline:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[playwright.Page]:
-    """Nothing may be asked for but the file, and the console must stay silent."""
+    """Open the file; the page may request no address, and its console must stay silent."""
     path = tmp_path_factory.mktemp("page") / "run.html"
     timeline().save(path)
     said: list[str] = []
@@ -60,7 +60,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[playwright.Page]:
 
 
 def labels(page: playwright.Page) -> list[tuple[str, float]]:
-    """The times on the axis, each with its place."""
+    """Return the times on the axis with their places."""
     found: list[tuple[str, float]] = page.evaluate(
         "() => { const said = []; const write = pen.fillText;"
         " pen.fillText = (text, x, y) => { if (y === AXIS / 2) said.push([text, x - 3]); };"
@@ -70,7 +70,7 @@ def labels(page: playwright.Page) -> list[tuple[str, float]]:
 
 
 def until(page: playwright.Page, condition: str) -> None:
-    """The page's own policy forbids playwright's way of waiting."""
+    """The page's own policy forbids playwright's way to wait."""
     for _ in range(500):
         if page.evaluate(condition):
             return
@@ -107,7 +107,7 @@ def test_by_keyboard(page: playwright.Page) -> None:
 def test_the_axis_tells_times_apart(page: playwright.Page) -> None:
     page.evaluate("all()")
     assert [text for text, _ in labels(page)][:3] == ["0 s", "0.2 s", "0.4 s"]
-    page.evaluate("zoom(1e-9, 0.75)")  # as close as it goes
+    page.evaluate("zoom(1e-9, 0.75)")  # the closest zoom
     close = labels(page)
     assert len(close) > 3 and len({text for text, _ in close}) == len(close)
     for text, place in close:
@@ -131,7 +131,7 @@ def test_texts_are_copied(page: playwright.Page) -> None:
     gave.click()
     page.locator("#detail button", has_text="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "Eat </script> well."
-    # Where there is no clipboard, by the older way; and where that is refused, by hand.
+    # Without a clipboard the older way copies; if it is refused, the user copies by hand.
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.keyboard.press("Tab")
     before = page.locator("#detail .dim", has_text="before it").locator("button")
@@ -146,7 +146,7 @@ def test_texts_are_copied(page: playwright.Page) -> None:
 
 def test_by_mouse_in_the_dark(page: playwright.Page) -> None:
     page.keyboard.press("0")
-    light = page.evaluate("colour('paper')")  # what the canvas is drawn with
+    light = page.evaluate("colour('paper')")  # the canvas's colour
     page.keyboard.press("t")
     until(page, f"colour('paper') !== '{light}'")
     # The bar of the first fork, by the page's own scale.
@@ -166,6 +166,6 @@ def test_many_branches_cost_what_is_seen(page: playwright.Page) -> None:
         " pen.fillRect = (...given) => { bars += 1; fill.apply(pen, given); };"
         " all(); paint(); delete pen.fillRect; return bars; }"
     )
-    assert 0 < drawn < 20 * 12  # lanes that are seen, bars and gutters of each
+    assert 0 < drawn < 20 * 12  # visible lanes, with bars and gutters of each
     page.set_viewport_size({"width": 360, "height": 700})
     until(page, "document.documentElement.scrollWidth <= 360")

@@ -1,4 +1,4 @@
-"""Vercel's `ai` and its providers: `vercel/calls.mjs` asks the server, and says what it got."""
+"""Vercel's `ai` and its providers: `vercel/calls.mjs` asks the server and prints the answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_text(found: dict[str, Any], provider: str) -> None:
             found["goes_on"]["first"]["inputTokens"],
             found["goes_on"]["first"]["outputTokens"],
         )
-    # The same prompt was computed for the whole text.
+    # The same prompt was computed for the whole text before.
     usage = stream["usage"]
     assert usage["inputTokenDetails"]["cacheReadTokens"] == usage["inputTokens"] - 1
 
@@ -60,7 +60,7 @@ def test_tools_are_called_and_answered(found: dict[str, Any], provider: str) -> 
     calling, answering = found[f"tools_{provider}"]
     (call,), (result,) = calling["calls"], calling["results"]
     assert result == {"asked": call["expression"], "result": 42}
-    # What the embedded model says behind a result that is an object means little; it has read it.
+    # The embedded model's text behind a result means little, but the model has read the result.
     before, after = calling["usage"], answering["usage"]
     assert after["inputTokens"] > before["inputTokens"] + before["outputTokens"]
 

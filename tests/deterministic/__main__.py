@@ -1,4 +1,4 @@
-"""Worlds by their seeds: `python -m tests.deterministic --seeds 0:100`."""
+"""Run worlds by their seeds: `python -m tests.deterministic --seeds 0:100`."""
 
 import sys
 

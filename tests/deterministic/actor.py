@@ -1,5 +1,4 @@
-"""A client of a world: it runs programs over the product's connection, and connects again when that
-is lost."""
+"""A client of a world: runs programs over the product's connection, and reconnects after a loss."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Actor:
             await asyncio.sleep(1.0)
 
     def vanish(self) -> None:
-        """Kill the actor's process; another one takes its place."""
+        """Kill the actor's process; a new one takes its place."""
         if self._connection is not None and self._connection.lost is None:
             self._connection.vanish()
 
@@ -90,7 +89,7 @@ class Actor:
 
 
 class Run:
-    """Run of one program on one connection."""
+    """A run of one program on one connection."""
 
     def __init__(self, actor: Actor, number: int, connection: SimulatedConnection) -> None:
         self._actor = actor
@@ -120,7 +119,7 @@ class Run:
                     self._send(op, rest[0])
                 if verb == "close":
                     del self._branches[rest[0]]
-        # What the program left open is cancelled, as one that ends badly does.
+        # Branches that the program left open are cancelled, as after a failed program.
         for name, branch in list(self._branches.items()):
             self._send(protocol.Cancel(self._connection.next_op(), branch), name)
             self._send(protocol.Close(self._connection.next_op(), branch), name)

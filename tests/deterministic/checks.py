@@ -47,7 +47,7 @@ class Branch:
 
 
 class Ledger:
-    """Goes through the operations of one connection in their order."""
+    """Checks the operations of one connection in their order."""
 
     def __init__(self, world: World, actor: Actor, life: int) -> None:
         self._world = world
@@ -88,7 +88,7 @@ class Ledger:
         if len(ends) != 1 or sent.events[-1] is not ends[0]:
             self._wrong(sent, f"{len(ends)} terminal events among {len(sent.events)}")
         assert sent.ended is not None
-        # A loop that stands still may be a long step: that takes ten minutes to be noticed.
+        # A stalled loop may be a long step, so ten minutes pass before it is noticed.
         stuck = sum(fault.kind == "stick" for fault in self._world.scenario.faults)
         longest = LONGEST + stuck * STUCK
         if sent.ended - sent.at > longest:
@@ -129,8 +129,8 @@ class Ledger:
             branch.broken = True
 
     def _lost(self, sent: Sent) -> bool:
-        """Whether its connection was lost, or the engine is gone for good, and that is possible;
-        where a disk was full, a server may know of less than its client, which it says."""
+        """Whether an operation could fail by a lost connection, or by an engine that is gone for
+        good. After a full disk, a server may have less than its client, and must report that."""
         if sent.failure is not None and sent.failure.code == "state_lost":
             return self._world.filled
         possible = self._world.gone or (self._world.shaken and sent.lost)
@@ -176,7 +176,7 @@ class Ledger:
         self._wrong(sent, "it cannot fail")
 
     def _disturbed(self) -> bool:
-        """Whether a question to the engine may stay without an answer: it died, or stood still."""
+        """Whether a question to the engine may get no answer, since the engine died or stalled."""
         kinds = {fault.kind for fault in self._world.scenario.faults}
         return bool(self._world.killed or kinds & {"suspend", "stick", "jump"}) or any(
             process.poisoned for process in self._world.processes
@@ -305,8 +305,8 @@ class Ledger:
         self._world.held.append(Held(sent, branch.tree, prompt, grows))
 
     def _check_deadline(self, sent: Sent, op: protocol.Generate) -> None:
-        """Its time begins when the gateway has it. While nobody runs, or its client reads nothing,
-        it cannot be told."""
+        """The deadline counts from the gateway's receipt. It cannot be reported while nothing runs,
+        or the client reads nothing."""
         timeout, world = op.handling.timeout, self._world
         told = world.told.get((sent.socket, op.op))
         if timeout is None or not told:
@@ -349,7 +349,7 @@ class Ledger:
     def _cut_by_pins(
         self, prompt: list[int], output: protocol.Output, wanted: reference.Expected
     ) -> bool:
-        """Whether pins left less room than there would be: the output ends early, by its length."""
+        """Whether pins ended the output early, by its length."""
         length = len(prompt) + len(output.token_ids)
         shape = self._world.scenario.shape
         most = shape.blocks * shape.block_size - self._pinned - shape.block_size
@@ -369,9 +369,9 @@ class Ledger:
     # ------------------------------------------------------------ excuses
 
     def _hopeless(self, timeout: float) -> bool:
-        """Whether anything took as long as to make the scheduler doubt that a request is in time.
+        """Whether an operation took so long that the scheduler could refuse a deadline.
 
-        It expects nearly the longest of those that ended, half as long again.
+        The scheduler expects 1.5 times nearly the longest duration so far.
         """
         longest = max(
             (
@@ -386,18 +386,18 @@ class Ledger:
         return timeout < 6 * longest
 
     def _killed(self) -> int:
-        """Count the connection's requests that may have been taken for killers of engines."""
+        """Count the connection's requests that could be blamed for killing engines."""
         count = 0
         for sent in self._actor.sent:
             if sent.life == self._life and sent.failure and DIED in sent.failure.message:
                 alone = isinstance(sent.op, protocol.Prefill) or (
                     isinstance(sent.op, protocol.Generate) and sent.op.params.n == 1
                 )
-                count += 1 if alone else MAX_GUILTY  # it is several requests
+                count += 1 if alone else MAX_GUILTY  # an operation of several requests
         return count
 
     def _excuse(self, sent: Sent, branch: Branch, length: int) -> None:
-        """An operation that computes failed: was there a reason?"""
+        """Check that the failure of a computing operation had a reason."""
         failure, op = sent.failure, sent.op
         assert failure is not None and sent.ended is not None
         code, timeout = failure.code, op.handling.timeout
@@ -424,7 +424,7 @@ class Ledger:
         if code == "internal" and INJECTED in failure.message:
             return
         if code == "ends_engine" and DIED in failure.message:
-            # Who is alone with one engine's death, after another's, cannot be told from a killer.
+            # A request alone at one engine's death, after another's, looks like a killer.
             deaths, killed = (
                 [at for at in when if sent.at <= at <= sent.ended]
                 for when in (self._world.deaths, self._world.killed)

@@ -1,10 +1,10 @@
-"""Worlds by their seeds: those that fail are shrunk and printed.
+"""Run worlds by their seeds; shrink and print those that fail.
 
     python -m tests.deterministic --seeds 0:1000 [--jobs 2] [--programs 60] [--no-shrink] [--first]
     python -m tests.deterministic --replay FILE
 
 A world is a runtime and its clients on a virtual clock (docs/simulation.md). `--replay` runs a
-scenario that was written down.
+scenario from a file.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def _results(jobs: list[tuple[int, int]], processes: int) -> Iterator[tuple[int,
     if processes == 1:
         yield from map(_run, jobs)
         return
-    # Workers are started anew now and then: what they remember does not grow without bound.
+    # Workers are restarted now and then, so that their caches do not grow without bound.
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=200) as pool:
         yield from pool.imap_unordered(_run, jobs)
 
@@ -81,7 +81,7 @@ def _shrink_and_print(scenario: Scenario, result: Result) -> None:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two failures may have one cause, as far as their words tell."""
+    """Whether two failures may have one cause, judged by their texts."""
     return bool(one) and _kind(one) == _kind(other)
 
 

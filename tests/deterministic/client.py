@@ -1,4 +1,4 @@
-"""The product's connection without its thread: it lives in the loop that everything lives in."""
+"""The product's connection without its thread, in the world's event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sent:
 
 
 class SimulatedConnection(Connection):
-    """`begin` connects; `task` is done when the connection has ended."""
+    """A connection: `begin` connects; `task` is done when the connection has ended."""
 
     task: asyncio.Task[None]
     descriptor: Any = -1
@@ -72,7 +72,7 @@ class SimulatedConnection(Connection):
         return self._lost
 
     def vanish(self) -> None:
-        """The client's process is gone: nothing of it runs any more."""
+        """Kill the client's process."""
         self.task.cancel()
 
     async def settled(self) -> None:

@@ -1,5 +1,5 @@
-"""Event loop with virtual time: time stands still while something runs, and jumps to the next timer
-when nothing is left to do."""
+"""Event loop with virtual time, which stands still while code runs, and jumps to the next timer
+when none does."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LOOK, DESCHEDULED = 1e-6, 0.01
 
 
 class Stuck(AssertionError):
-    """Nothing is left to do, and the main task is not done."""
+    """Raised when the main task is not done and no callback or timer is left."""
 
 
 class _Waiting:
-    """Stands in for a selector: to wait is to let the time pass."""
+    """Stands for a selector: waiting advances the time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -48,10 +48,10 @@ class _Waiting:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The operating system of a simulated world: its clock, its descriptors, its threads and its
-    processes. Calls for a thread are made at once, and their results come a little later.
+    """The operating system of a simulated world: clock, descriptors, threads and processes. Calls
+    for a thread run at once, and their results come a little later.
 
-    `start_process` makes a transport of what `asyncio.create_subprocess_exec` asks for.
+    `start_process` makes the transport for `asyncio.create_subprocess_exec`.
     """
 
     def __init__(self, start_process: Callable[..., asyncio.SubprocessTransport]) -> None:
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return
 
     def _write_to_self(self) -> None:
-        """There are no other threads to be woken by."""
+        """Do nothing: there are no other threads that could wake the loop."""
 
     def _complain(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
@@ -120,14 +120,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 @contextlib.contextmanager
 def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator[None]:
-    """Within the block the product's clocks are the loop's, its sockets are those of `context`, its
-    state is written to `disk`, and its dice are seeded. This is the one place where anything is
-    patched."""
+    """Replace, within the block, the product's clocks by the loop's, its sockets by those of
+    `context`, its state's disk by `disk`, and its random numbers by seeded ones. Nothing is patched
+    elsewhere."""
     dice, thread = random.Random(f"product {seed}"), threading.get_ident()
 
     def clock() -> float:
-        """Who looks at the clock finds that it goes on, and now and then that others had their
-        turn in between. The world has one thread: others were there before it."""
+        """Each look at the clock advances it; now and then other threads had their turn in between.
+        The world has one thread, so those were there before."""
         if threading.get_ident() != thread:
             return loop.now
         loop.now += DESCHEDULED if dice.random() < 0.002 else LOOK
@@ -149,7 +149,7 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
         )
         commit = functools.partialmethod(_commit, disk, SessionStore._commit)
         stack.enter_context(patch.object(SessionStore, "_commit", commit))
-        # Nobody is compiling on another thread: there is nothing to wait for.
+        # No other thread compiles, so the engine need not wait for one.
         stack.enter_context(patch("rootlace.runtime.engine.core.COMPILING_SECONDS", 0))
         yield
 

@@ -1,5 +1,5 @@
-"""An engine process that is an object: the product's loop, scheduler and cache on an executor
-without a model. It can die at any of its steps' seams, hang, and be slow."""
+"""An engine process as an object: the product's loop, scheduler and cache on an executor without a
+model. It can die at any seam of its steps, hang, and be slow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineDied(BaseException):
 
 
 class Executor(SimulatedExecutor):
-    """Executor with the tokens of `tokens.next_token`; every step can be the last."""
+    """Executor with the tokens of `tokens.next_token`; any step can be the last."""
 
     def __init__(self, process: EngineProcess, num_blocks: int, block_size: int) -> None:
         vocab_size = tokens.vocabulary().size
@@ -217,7 +217,7 @@ class EngineProcess:
                 self._start(self._loading)
         elif (self.suspended or self.stuck) and self.code is None:
             if self.suspended:
-                self._clock.call_later(1.0, self._beat)  # the last one may still be to come
+                self._clock.call_later(1.0, self._beat)  # the last heartbeat may still come
             self.suspended = self.stuck = False
             self._turn_soon(0.0)
 
@@ -253,7 +253,7 @@ class EngineProcess:
             tiers=Tiers(levels, handed=handed),
         )
         if self._disk:
-            self.scheduler.pace.begin(1, 1.0)  # reading is faster than that
+            self.scheduler.pace.begin(1, 1.0)  # input arrives faster than that
         self._inbox, self._outbox, self._beats = (
             self._connect(kind, address)
             for kind, address in (
@@ -292,7 +292,7 @@ class EngineProcess:
         self._turn_soon(0.0)
 
     def _open_disk(self) -> Level:
-        """Open the disk with the blocks of the process before."""
+        """Open the disk with the blocks of the previous process."""
         store = SlowStore(self._disk, random.Random(self.pid))
         if self.replica in self._network.disks:
             self._network.disks[self.replica].found_by(store)
@@ -323,7 +323,7 @@ class EngineProcess:
 
     @property
     def _worked(self) -> float:
-        """Seconds since the turn began."""
+        """Return the seconds since the turn began."""
         return (self.executor.clock() - self._began) * self.slow
 
     def _turn(self) -> None:
@@ -355,7 +355,7 @@ class EngineProcess:
         self._next = self._clock.call_later(seconds, self._turn)
 
     def _wake(self) -> None:
-        """Wake an idle loop for a turn, as a message came."""
+        """Wake an idle loop for a turn when a message comes."""
         if self._waits:
             self._waits = 0
             self._turn_soon(0.0)
@@ -405,7 +405,7 @@ class Transport(asyncio.SubprocessTransport):
 
 
 class _Pipe(asyncio.WriteTransport):
-    """Standard input; closed, it ends the process."""
+    """Standard input; closing it ends the process."""
 
     def __init__(self, owner: Transport) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class _Pipe(asyncio.WriteTransport):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            # It reads `Stop` first, if it reads at all.
+            # A working process reads `Stop` first.
             process = self._owner.process
             if not process.suspended:
                 self._owner._loop.call_later(1.0, process.end, 0)

@@ -68,12 +68,12 @@ class Faults:
     # ------------------------------------------------------------ lines and clients
 
     def cut(self, value: float) -> None:
-        """A line breaks."""
+        """Break a line."""
         if line := self._world.line(value):
             line.cut()
 
     def darken(self, value: float) -> None:
-        """A line goes dark: nobody hears of it."""
+        """Let a line go dark: neither end notices."""
         if line := self._world.line(value):
             line.dark = True
 
@@ -88,7 +88,7 @@ class Faults:
             self._later(3.0, recover)
 
     def block(self, value: float) -> None:
-        """A client reads nothing for a while; its queue is full."""
+        """Let a client read nothing for a while, as with a full queue."""
         if line := self._world.line(value):
             line.ends[0].blocked = True
             self._world.pause(4.0 * value)
@@ -99,20 +99,19 @@ class Faults:
             self._later(4.0 * value, recover)
 
     def vanish(self, value: float) -> None:
-        """A client's process is killed."""
+        """Kill a client's process."""
         self._world.vanish(value)
 
     # ------------------------------------------------------------ the gateway, the clock
 
     def gateway(self, value: float) -> None:
-        """The gateway's process is killed, and started again; some are killed again meanwhile."""
+        """Kill the gateway's process and restart it; some are killed again meanwhile."""
         self._world.kill_gateway()
         if value > 0.7:
             self._later(0.5 + 10.0 * value % 2.0, self._world.kill_gateway)
 
     def fill(self, value: float) -> None:
-        """The disk that state is written to is full for a while; some make room, and start the
-        gateway anew at once."""
+        """Fill the state's disk for a while; some values make room and restart the gateway."""
         self._world.disk.full = True
 
         def free() -> None:

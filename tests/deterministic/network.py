@@ -1,9 +1,9 @@
-"""ZeroMQ's sockets on a simulated network: what the product uses of them, with seeded delays, cuts
-of frames, and lines that break.
+"""ZeroMQ's sockets, as far as the product uses them, on a simulated network with seeded delays,
+cuts of frames, and lines that break.
 
-A line carries its frames in order; those of different lines overtake each other. What the product
-may rely on is what holds of ZeroMQ: a descriptor signals a change once, a ROUTER drops nothing for
-a peer that is there and refuses what is for a peer that is gone, messages of one frame are whole.
+A line carries its frames in order; frames of different lines overtake each other. The simulation
+promises what ZeroMQ does: a descriptor signals a change once; a ROUTER drops no message to a
+present peer and refuses messages to an absent one; the messages of a frame stay together.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Line:
 
 
 class Network:
-    """All sockets of a world. `split` is how often a frame of a program's line is cut in two,
+    """All sockets of a world. `split`: probability that a frame of a program's line is cut in two,
     between its messages."""
 
     def __init__(self, loop: VirtualLoop, dice: random.Random, split: float) -> None:
@@ -111,7 +111,7 @@ class Network:
         if sender.local or self.split == 0.0 or self.dice.random() >= self.split:
             return [frame]
         messages = _raws.decode(frame)
-        # A connection's first frame is its hello alone, and an empty one is a sign of life.
+        # A connection's first frame is its hello alone, and an empty frame is a heartbeat.
         if len(messages) < 2:
             return [frame]
         at = self.dice.randrange(1, len(messages))
@@ -240,7 +240,7 @@ class Socket:
         if self._monitor is not None:
             self._monitor.close()
         for line in list(self.lines.values()):
-            # What was sent before still arrives: ZeroMQ lingers.
+            # Messages sent before still arrive, because ZeroMQ lingers.
             at = max(*line._free, self.network.loop.now) + 1e-6
             self.network.loop.call_at(at, line.cut)
 

@@ -18,7 +18,7 @@ from tests.simulated_executor import made_up_logprobs
 
 @dataclass
 class Expected:
-    """`code`: that of the error, if there must be one."""
+    """Expected result. `code`: the code of a required error."""
 
     ids: list[int]
     finish: str = ""
@@ -58,7 +58,7 @@ class Content:
         self.gained.append(list(ids))
 
     def whole(self, *more: Piece) -> list[int]:
-        """All tokens, the text's as that of one string."""
+        """Return all tokens; pending texts are tokenized as one string."""
         before = self.ids[-1] if self.ids else None
         pending = [*self.pending, *more]
         return self.ids + tokens.tokenizer().encode_pieces(pending, before, self.begin is not False)
@@ -99,7 +99,7 @@ def generated(
 
 
 def _cut(found: Expected, texts: list[tuple[str, bool]], stop: str) -> None:
-    """At the stop string, if there is one. `texts`: as `tokens.text_of` gives them."""
+    """Cut at the stop string, if present. `texts`: as `tokens.text_of` gives them."""
     for count in range(1, len(texts)):
         at = texts[count][0].find(stop)
         if at < 0:
@@ -107,14 +107,14 @@ def _cut(found: Expected, texts: list[tuple[str, bool]], stop: str) -> None:
         taken = min(count, len(texts) - 2)
         found.ids, found.text = found.ids[:taken], texts[count][0][:at]
         found.finish, found.matched = "stop", stop
-        # Behind the last token that ends with a whole character before the cut.
+        # Keep tokens up to the last one that ends with a whole character before the cut.
         whole = max(n for n in range(taken + 1) if texts[n][1] and len(texts[n][0]) <= at)
         found.kept, found.rest = found.ids[:whole], found.text[len(texts[whole][0]) :]
         return
 
 
 class _Run:
-    """Token by token."""
+    """Computes an expected sample, token by token."""
 
     def __init__(
         self,
@@ -195,14 +195,14 @@ def logprobs(prompt: list[int], ids: list[int]) -> list[float]:
 
 
 def scores(ids: list[int], start: int) -> list[float]:
-    """Log-probabilities of the tokens from `start` on; 0 for one that nothing precedes."""
+    """Return log-probabilities of the tokens from `start` on; 0 for a token with no predecessor."""
     hashes = np.array(tokens.hashes(ids)[:-1], np.uint64)
     found = [0.0, *made_up_logprobs(hashes, np.array(ids[1:], np.int32)).tolist()]
     return found[start:]
 
 
 def selected(content: Content, choices: Sequence[str]) -> tuple[int, list[float]] | None:
-    """The best choice, and all scores; None where one adds no token."""
+    """Return the best choice, and all scores; None if a choice adds no token."""
     base = content.whole()
     joint = [content.whole(Piece(choice)) for choice in choices]
     start = min(_common(base, ids) for ids in joint)

@@ -1,4 +1,4 @@
-"""Runs the world of a scenario."""
+"""Run the world of a scenario."""
 
 import asyncio
 import logging
@@ -12,9 +12,9 @@ from tests.deterministic.world import World
 
 @dataclass(frozen=True)
 class Result:
-    """`failure`: what did not hold; empty if all did. `digest`: of all that clients were sent.
-    `deaths`: how many engines ended. `handed`: blocks that they gave each other. `restored`: tokens
-    that were read back from disks."""
+    """Result of a world. `failure`: the broken promise, or empty. `digest`: hash of all events sent
+    to clients. `deaths`: engines that ended. `handed`: blocks sent between engines. `restored`:
+    tokens read back from disks."""
 
     operations: int
     virtual_seconds: float

@@ -16,8 +16,8 @@ Action = tuple[Any, ...]
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Actions of one client from second `start` on, in order; `wait`, `sleep` and `cancel` make the
-    program take time."""
+    """Actions of one client from second `start` on, in order; `wait`, `sleep` and `cancel` let time
+    pass."""
 
     client: int
     start: float
@@ -25,7 +25,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """At second `at`; `kind` is a method of `faults.Faults`."""
+    """A fault at second `at`; `kind` is a method of `faults.Faults`."""
 
     at: float
     kind: str
@@ -87,7 +87,7 @@ LOSSES = ("gateway", "gateway", "cut", "darken", "block", "fill")
 
 
 def draw(seed: int, programs: int = 60) -> Scenario:
-    """The scenario of a seed."""
+    """Draw the scenario of a seed."""
     dice = random.Random(seed)
     state = random.Random(f"state {seed}")
     keeps = state.random() < 0.4
@@ -109,7 +109,7 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         state=keeps,
     )
     seconds = programs / dice.choice((3.0, 10.0, 30.0))
-    # A restart takes a second or two: what is to happen beside it is spread out.
+    # A restart takes a second or two, so faults that should meet it are spread out.
     drawn = tuple(
         Program(dice.randrange(clients), round(dice.uniform(0, seconds), 4), actions(dice))
         for _ in range(programs)
@@ -196,7 +196,7 @@ def _parts(dice: random.Random, branches: list[int], branch: int) -> tuple[Any, 
         elif kind > 0.996:
             parts.append((dice.choice(("poison", "thorn")),))
         elif kind > 0.98:
-            parts.append(("text", _text(dice, 6) * 60))  # more than fits
+            parts.append(("text", _text(dice, 6) * 60))  # exceeds the context
         else:
             parts.append(("text", "</s>"))
     return tuple(parts)
@@ -232,7 +232,7 @@ def _generate(dice: random.Random) -> dict[str, Any]:
         found["pin"] = dice.choice((True, "try"))
     if dice.random() < 0.1:
         found["priority"] = dice.randint(-2, 2)
-    own = random.Random(f"{found}")  # whatever else there is stays as it was
+    own = random.Random(f"{found}")  # a separate generator, so that other draws stay the same
     if own.random() < 0.2:
         found["prediction"] = _text(own, 12)
     return found

@@ -1,5 +1,5 @@
-"""Blocks below the pools of a world's engines: blocks on a disk, and transferred blocks, in a
-dictionary of all engines, or of one."""
+"""Blocks below the pools of a world's engines: on a disk, or transferred, in a dictionary that all
+engines share, or one has."""
 
 import random
 from typing import Any, cast
@@ -15,7 +15,7 @@ Memory = dict[int, list[np.ndarray]]
 
 
 class SlowStore(SimulatedStore):
-    """Writes and reads take their time."""
+    """A store whose writes and reads take time."""
 
     def __init__(self, num_slots: int, dice: random.Random, name: str = "disk") -> None:
         super().__init__(num_slots, name=name, slow=True)
@@ -26,7 +26,7 @@ class SlowStore(SimulatedStore):
         return super().poll()
 
     def seconds(self, blocks: int) -> float:
-        """Return less time than an engine measures for its steps, which take no time here."""
+        """Return less time than an engine measures for its steps, which take none here."""
         return 1e-9 * blocks
 
 
@@ -35,7 +35,7 @@ TORN = 0.1
 
 
 class _Memories:
-    """A `Transfer` of whole blocks as bytes, some of which come torn."""
+    """A `Transfer` of whole blocks as bytes, some of which arrive torn."""
 
     def __init__(self, memories: dict[bytes, Memory], dice: random.Random) -> None:
         self._memories = memories
@@ -54,7 +54,7 @@ class _Memories:
 
 
 class SharedStore(SlowStore):
-    """See `HandedState`. What comes is read as the product does, by `HandedBlocks`."""
+    """See `HandedState`. Blocks are read by the product's `HandedBlocks`."""
 
     def __init__(
         self, num_slots: int, memories: dict[bytes, Memory], address: bytes, dice: random.Random

@@ -1,4 +1,4 @@
-"""Makes a scenario that fails small: what can be left out, so that it still fails alike, is."""
+"""Shrink a failing scenario: leave out all parts without which it fails alike."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -55,7 +55,7 @@ def _shorter(scenario: Scenario, at: int, still: Callable[[Scenario], bool]) -> 
 
 
 def _fewer(items: tuple[T, ...], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """Return the items without which the failure vanishes: halves are left out, then quarters, ...
+    """Return the items that are necessary for the failure: halves are left out, then quarters, ...
     (Zeller's delta debugging, complements only)."""
     chunk = max(len(items) // 2, 1)
     while items:

@@ -1,4 +1,4 @@
-"""Parts of `--state` in a simulated world: a disk's thread, and a gateway that is killed."""
+"""Parts of `--state` in a simulated world: a disk's thread, and a gateway's death."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """Disk with the state."""
+    """A disk with the state."""
 
     full = False
 
@@ -33,7 +33,7 @@ class Disk:
 
 
 class DiskThread:
-    """Stands in for a pool of one thread: what it is given is done a little later, in order."""
+    """Stands for a pool of one thread: calls run a little later, in order."""
 
     def __init__(self, loop: VirtualLoop, dice: random.Random) -> None:
         self._loop = loop

@@ -18,7 +18,7 @@ from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw
 from tests.deterministic.shrink import shrink
 
 
-# The last: what has 20 ms is on its way for four seconds, in which nobody runs.
+# The last row: a 20 ms delay becomes four seconds, in which nothing runs.
 @pytest.mark.parametrize("seed", [*range(4), 5184])
 def test_what_is_promised_holds_whatever_happens(seed: int) -> None:
     result = run(draw(seed, programs=12))
@@ -49,12 +49,12 @@ STORY = Program(
         ((), 0),
         ((Fault(0.02, "kill"),), 1),
         ((Fault(0.02, "die", 0.1),), 1),
-        # The engine is silent, or its loop stands still, for longer than it may.
+        # The engine is silent, or its loop stalls, for longer than permitted.
         ((Fault(0.02, "suspend", 0.99),), 1),
         ((Fault(0.02, "stick", 0.99),), 1),
-        # The next one stands still while it loads.
+        # The next engine stalls while it loads.
         ((Fault(0.02, "kill"), Fault(0.15, "suspend", 0.99)), 2),
-        # Nobody ran for a minute, so nobody was silent.
+        # The whole machine stood still for a minute, so no process was silent.
         ((Fault(0.02, "jump", 0.99),), 0),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_timeout_that_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def _ask(client: int, start: float, **options: Any) -> Program:
-    """A prompt of its own `namespace`, and a few tokens behind."""
+    """Generate a few tokens behind a prompt in its own `namespace`."""
     opened = {name: options.pop(name) for name in ("namespace",) if name in options}
     ask = {"max_tokens": 40, "temperature": 0.0, **options}
     words = options.pop("words", "the red cat sat on the mat and saw the other cat")

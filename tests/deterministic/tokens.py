@@ -1,4 +1,4 @@
-"""A small tokenizer, constraints on its tokens, and the model that is none: which token follows."""
+"""A small tokenizer, constraints on its tokens, and a function in place of a model."""
 
 import codecs
 import json
@@ -82,7 +82,7 @@ def next_token(
     allowed: np.ndarray | None = None,
     banned: Collection[int] = (),
 ) -> int:
-    """The token behind a sequence whose hash is `history` (`hash_of`), -1 where there is none.
+    """Return the token behind a sequence with hash `history` (`hash_of`), -1 if there is none.
 
     With a temperature it depends on the seed. `allowed` (bool [vocab_size]) and `banned` narrow it.
     """
@@ -98,7 +98,7 @@ def next_token(
 
 
 def hashes(tokens: Sequence[int]) -> list[int]:
-    """The hash after each token; what `SimulatedExecutor` keeps as KV."""
+    """Return the hash after each token, which `SimulatedExecutor` keeps as KV."""
     found, value, power = [], 0, 1
     for token in tokens:
         value = (value + (token + 1) * power) & _MASK
@@ -115,8 +115,8 @@ def _mix(value: int) -> int:
 
 
 def text_of(context: Sequence[int], tokens: Sequence[int]) -> list[tuple[str, bool]]:
-    """The text of the first 0, 1, 2, ... of `tokens` behind `context`, and whether it ends with a
-    whole character: half ones are held back. The last entry has all of it."""
+    """Return the texts of the first 0, 1, 2, ... of `tokens` behind `context`, and whether each
+    ends with a whole character; half ones are held back. The last entry has all of it."""
     table = tokenizer().visible_bytes
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(b"".join(table[token] for token in context[-8:]))

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 
 class Violation(AssertionError):
-    """Broken promise."""
+    """Raised for a broken promise."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """Pin reported to a client: valid from `sent` on, for longer than a world lives."""
+    """A pin reported to a client: valid from `sent` on, for longer than a world lives."""
 
     id: str
     sent: float
@@ -19,7 +19,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Held:
-    """Tokens that an operation computed in a namespace; with `grows` it generated some behind."""
+    """Tokens that an operation computed in a namespace; with `grows`, generated tokens follow."""
 
     op: object
     namespace: Hashable

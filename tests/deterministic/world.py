@@ -206,13 +206,13 @@ class World:
             if action[0] == "append"
             for part in action[2]
         )
-        # Of those that kill engines, each is found by its second death.
+        # Requests that kill engines are found at their second death.
         if len(self.killed) + 2 * bool(deadly) <= MAX_RESTARTS:
             self.complaint = f"the runtime gave up after {len(self.killed)} deaths: {reason}"
         self.background(self._restart())
 
     def kill_gateway(self) -> None:
-        """kill -9: its lines break, and nothing more of it is heard; the engine ends, too."""
+        """kill -9 the gateway: its lines break, and its engine ends, too."""
         if self._server is None and self._starting is None:
             return
         for line in self.lines():
@@ -221,7 +221,7 @@ class World:
             kill(self._store)
             self._store = None
         if self._starting is not None:
-            if not self._starting.cancelling():  # it is killed once
+            if not self._starting.cancelling():  # kill it only once
                 self._starting.cancel()
         else:
             self.background(self._restart())
@@ -303,7 +303,7 @@ class World:
         ][:5]
 
     async def _settle(self) -> None:
-        """Until the gateway has noticed that everybody left."""
+        """Wait until the gateway has noticed that all clients left."""
         for _ in range(1200):
             if self._rests():
                 return
@@ -328,7 +328,7 @@ class World:
         return not self._in_flight()
 
     def _in_flight(self) -> list[int]:
-        """The requests that the gateway believes engines have."""
+        """Return the requests that the gateway believes engines have."""
         return [rid for client in self._clients() for rid in client._restarts.requests]
 
     def _clients(self) -> list[EngineClient]:
@@ -344,12 +344,12 @@ class World:
         assert gateway is not None
         if gateway.branch_count:
             raise Violation(f"{gateway.branch_count} branches are left")
-        for process in live:  # one that was to die at a later step does not any more
+        for process in live:  # a death planned for a later step is cancelled
             process.seams_left = None
         self.settled = self.loop.now
         self.pins_lost = sum(client._pinned.lost for client in self._clients())
         pins = [(one, pin) for one in live for pin in one.scheduler.kv.retention.pins.all()]
-        # They live for five minutes.
+        # Pins live for five minutes.
         if self.settled - self.began < 290:
             self.pins_left = {pin.id for _, pin in pins}
         if isinstance(gateway.engine, Replicas):
@@ -391,7 +391,7 @@ class World:
                 raise Violation(f"not all that was handed over was taken: {lent}")
 
     def check(self) -> None:
-        """Check facts that only show at the end. Raises Violation."""
+        """Check facts that are known only at the end. Raises Violation."""
         for process in self.processes:
             if process.error is not None:
                 raise Violation(f"an engine's loop raised {process.error!r}") from process.error
@@ -408,7 +408,7 @@ class World:
             self._check_pins(self.pins_left)
 
     def losses(self) -> list[float]:
-        """When all KV was lost: an engine ended, a step failed."""
+        """Return the times at which all KV was lost: an engine ended, or a step failed."""
         return [*self.deaths, *(at for process in self.processes for at in process.losses)]
 
     def _check_namespaces(self) -> None:
@@ -423,7 +423,7 @@ class World:
                     if one != other:
                         break
                     shared += 1
-                # What it generated behind may be the rest.
+                # The rest may be tokens that the operation generated.
                 whole = held.grows and shared == len(held.tokens)
                 known = len(found.prompt) if whole else max(known, shared)
                 if known >= found.cached:
@@ -435,7 +435,7 @@ class World:
                 )
 
     def _check_pins(self, left: set[str]) -> None:
-        """Check that pins hold: an engine that died has its pins again, unless one was refused."""
+        """Check that pins hold: a new engine has a dead one's pins, unless one was refused."""
         last = 0.0
         if self.pins_lost or self.gone or len(self.lives) > 1 or self.scenario.shape.replicas > 1:
             last = max((at for at in self.losses() if at < self.settled), default=0.0)

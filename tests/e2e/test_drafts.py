@@ -71,7 +71,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[rl.Runti
 
 
 def told(runtime: rl.Runtime, body: dict[str, Any]) -> tuple[Any, int]:
-    """Return the choices and the number of drafted tokens, which log-probabilities must agree with."""
+    """Return the choices and the number of drafted tokens; log-probabilities must agree."""
     reply = post(runtime, "/v1/chat/completions", messages=HI, seed=3, **body)
     choices = reply["choices"]
     for choice in choices:

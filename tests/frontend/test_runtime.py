@@ -159,14 +159,16 @@ def test_every_keyword_has_its_place() -> None:
     }
     for part, names in named_alike.items():
         places |= {name: f"{part}.{name}" for name in names.split()}
+    known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
+    assert known.keys() == places.keys()
     for keyword, place in places.items():
-        found: Any = runtime_config("m", "ipc://x", {keyword: True})
+        setting = known[keyword]
+        value = True if setting.type is bool else "x" if setting.required else setting.default
+        found: Any = runtime_config("m", "ipc://x", {keyword: value})
         opposite, _, path = place.rpartition(" ")
         for part in path.split("."):
             found = found[part]
-        assert found is not bool(opposite), keyword
-    known = {name for setting in settings(RuntimeConfig) for name in setting.names}
-    assert known == places.keys()
+        assert found == (not value if opposite else value), keyword
     named = runtime_config("m", "ipc://x", {"adapters": {"a": "x", "b": "y=z"}})
     assert named["engine"]["executor"]["adapters"] == ["a=x", "b=y=z"]
 
@@ -364,6 +366,13 @@ async def test_an_event_loop_goes_on_while_a_runtime_starts(tmp_path: Path) -> N
     assert not alive(runtime.pid)
     with pytest.raises(TypeError, match="unexpected keyword argument 'blocksize'"):
         await rl.Runtime.start("m", blocksize=4)
+    for wrong, error in (
+        ({"dtype": "fp16"}, r"dtype: .*'fp16' \(there are 'auto', 'float32', 'bfloat16'\)"),
+        ({"kv_memory_bytes": "4G"}, "kv_memory_bytes: Expected `int"),
+        ({"threads": 0}, "threads: Expected `int` >= 1"),
+    ):
+        with pytest.raises(InvalidRequest, match=error):
+            rl.Runtime("m", **wrong)
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(

@@ -1,4 +1,4 @@
-"""Levels below a simulated pool."""
+"""Cache levels below a simulated pool."""
 
 import random
 
@@ -18,7 +18,7 @@ DISK = Below("disk", 1024, 0.01)
 
 
 def turns(seed: int = 0, count: int = 40) -> Trace:
-    """Prompts of 65 tokens, of which 48 are one of four prefixes."""
+    """Make prompts of 65 tokens; the first 48 are one of four prefixes."""
     dice = random.Random(seed)
     prompts = [
         [1000 + dice.randrange(4), *range(47), *(dice.randrange(1 << 20) for _ in range(17))]
@@ -41,7 +41,7 @@ def spread(trace: Trace, tokens: int, *below: Below, router: str = "exact") -> C
 def test_what_was_evicted_is_read_back_in_the_time_that_this_takes() -> None:
     first, other = [7, *range(1, 65)], [8, *range(65, 129)]
     trace = token_trace([first, other, first], outputs=1, gap=100.0)
-    assert replay(trace, 96).cached.tolist() == [0, 0, 16]  # a block is left of the first
+    assert replay(trace, 96).cached.tolist() == [0, 0, 16]  # a block of the first prefix is left
     found = replay(trace, 96, DISK)
     assert found.cached.tolist() == [0, 0, 64] and found.restored_tokens == 48
     # 48 tokens are read, one is computed.
@@ -71,7 +71,7 @@ def test_everybody_is_served_where_all_wait_for_a_disk(router: str) -> None:
 
 
 def test_the_router_sends_a_prompt_to_the_disk_that_has_it() -> None:
-    """Its replica has computed more than the other one by then, and lost it from its pool."""
+    """Its replica computed more than the other by then, and lost the prefix from its pool."""
     first, others = [7, *range(1, 65)], [[9 + n, *range(200, 264)] for n in range(4)]
     trace = token_trace([first, *others, first], outputs=1, gap=100.0)
     assert spread(trace, 96).hit_rate == 0

@@ -1,4 +1,4 @@
-"""The bounds, against search by brute force and against what the scheduler reaches."""
+"""The bounds against brute-force search and against the scheduler's results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_infinite_bound_is_the_best_order_of_a_cache_that_forgets_nothing(prompt
 
 
 def _best_choices(prompts: list[list[int]], capacity: int) -> float:
-    """Hit rate of the best choices of what to keep, among all prefix-closed sets of tokens."""
+    """Return the best hit rate over all prefix-closed sets of kept tokens."""
     paths = [tuple(tuple(prompt[: end + 1]) for end in range(len(prompt))) for prompt in prompts]
 
     @cache
@@ -76,7 +76,7 @@ def test_a_case_by_hand() -> None:
     """Room for 5 tokens: A (3) and B (2), then C (3) takes the place of one; A is used sooner."""
     a, b, c = [1, 2, 3], [4, 5], [6, 7, 8]
     workload = _workload([a, b, c, [*a, 9], b])
-    # While C is there, two tokens of A fit beside it, or three, or A and the first one of B.
+    # Beside C fit two tokens of A (room for 5), three (for 6), or A and one of B (for 7).
     assert clairvoyant_bound(workload, 5) == pytest.approx(2 / 14)
     assert clairvoyant_bound(workload, 6) == pytest.approx(3 / 14)
     assert clairvoyant_bound(workload, 7) == pytest.approx(4 / 14)

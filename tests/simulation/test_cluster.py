@@ -17,7 +17,7 @@ COST = StepCost(step=0.01, prefill=1e-3, decode=1e-3, context=1e-6, max_step_tok
 
 
 def shared(count: int, seed: int, gap: float) -> Trace:
-    """Prompts behind one of eight prefixes of 48 tokens."""
+    """Make prompts behind one of eight prefixes of 48 tokens."""
     dice = random.Random(seed)
     prompts = [
         [1000 + dice.randrange(8), *range(47), *(dice.randrange(1 << 20) for _ in range(4))]
@@ -56,7 +56,7 @@ def test_who_knows_the_caches_computes_least_and_answers_soonest() -> None:
 
 
 def test_our_router_goes_by_what_caches_hold_and_not_only_by_what_is_on_its_way() -> None:
-    trace = shared(60, 3, 1.0)  # each has ended before the next one comes
+    trace = shared(60, 3, 1.0)  # each request ends before the next arrives
     report = play(Workload(trace, Load(granularity=1)), "exact", 4)
     seen: set[int] = set()
     found = 0
@@ -87,7 +87,7 @@ def test_rays_router_counts_the_text_that_a_replica_was_sent_anew() -> None:
     workload = Workload(token_trace(prompts), Load(granularity=1))
     router = RayPrefix(workload, Machine(1024, COST), [None, None])  # type: ignore[list-item]
     assert [router.route(number, 0.0) for number in range(4)] == [0, 1, 0, 1]
-    # The last one shares two tokens with what the other replica was sent, one with its own.
+    # The last prompt shares two tokens with the other replica's, one with its own's.
     assert router._sizes == pytest.approx([40 + 38, 40 + 39])
 
 

@@ -64,18 +64,18 @@ def test_one_step() -> None:
     pairs = 10 * 5 + 20 * 40
     total = 1.0 + 3.0 + 0.02 + 0.012 + 0.0001 * pairs
     assert times.total == pytest.approx(total) and times.steps == 1
-    # All of a step is ready when it ends.
+    # All results of a step are ready at its end.
     assert times.chunks == pytest.approx([total, total])
     assert times.rows == pytest.approx([total, total])
 
 
 def test_a_run_of_steps() -> None:
-    """Against the same work step by step: 3 rows decode 4, 4 and 2 tokens; 20 prompt tokens."""
+    """Equals the same work step by step: 3 rows decode 4, 4 and 2 tokens; 20 prompt tokens."""
     cost = StepCost(1.0, 0.1, max_step_tokens=10)
     times = time_step(
         cost, np.array([9, 11]), np.array([9, 11]), np.array([4, 4, 2]), np.array([0, 0, 0])
     )
-    # 7 prompt tokens to a step: 7, 2 + 5, 6, 0.
+    # Prompt tokens of the steps, 7 at most: 7, 2 + 5, 6, 0.
     ends = np.cumsum([1.7, 1.7, 1.6, 1.0])
     assert times.steps == 4 and times.total == pytest.approx(ends[3])
     assert times.chunks == pytest.approx([ends[1], ends[2]])

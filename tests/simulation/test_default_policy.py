@@ -1,4 +1,4 @@
-"""What the default policy was chosen for, on a load made to starve (docs/simulation.md)."""
+"""The default policy's fairness on a load made to starve requests (docs/simulation.md)."""
 
 from pathlib import Path
 

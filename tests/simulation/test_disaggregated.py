@@ -27,7 +27,7 @@ def test_the_times_of_a_request_are_those_of_its_parts() -> None:
     assert report.ttft == pytest.approx((first,) * 3, abs=1e-5)
     assert report.tpot == pytest.approx((0.01,) * 3, abs=1e-5)
     assert (report.handed, report.prefill_replicas, report.replicas) == (1, 1, 2)
-    assert report.moved == 48 / 64 and report.hit_rate == -16 / 64  # they were computed twice
+    assert report.moved == 48 / 64 and report.hit_rate == -16 / 64  # the blocks were computed twice
 
 
 def test_prompts_travel_one_after_the_other_and_rows_go_on_meanwhile() -> None:
@@ -59,7 +59,7 @@ def test_what_is_received_is_cached_to_the_token() -> None:
     assert lacks(engine, workload, 0) == 48
     receive(engine, workload, 0, 48)
     assert lacks(engine, workload, 0) == 0
-    # Four tokens of the second block are the same ones: it comes all the same.
+    # Four tokens of the second block are equal; the whole block is transferred all the same.
     assert lacks(engine, workload, 1) == 48
     receive(engine, workload, 1, 48)
     assert lacks(engine, workload, 1) == 0

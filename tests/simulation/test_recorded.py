@@ -29,7 +29,7 @@ def written(path: Path, texts: list[tuple[list[int], list[int]]]) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Texts:
-    """A text that quotes its prompt, one that repeats an answer before, one of its own."""
+    """A text that quotes its prompt, one that repeats an earlier answer, an unpredictable one."""
     first, second, third, fourth = FRESH
     quoted = first[20:120]
     given = [(first, quoted), (second, quoted), (third, fourth), ([7], []), ([7], [8])]
@@ -41,11 +41,11 @@ def test_every_token_is_sampled_or_drafted(texts: Texts, price: float) -> None:
     found = replay_texts(texts, price)
     outputs = [len(text) - prompt for text, prompt in texts]
     right, drafted = sum(found.right.values()), sum((*found.right.values(), *found.wrong.values()))
-    begun = sum(count > 0 for count in outputs)  # the first token comes of the prefill
+    begun = sum(count > 0 for count in outputs)  # the first token comes from the prefill
     assert found.tokens == sum(outputs) == begun + found.steps + right
     plain = found.tokens - begun
     assert found.speedup == pytest.approx(plain / (found.steps + price * drafted))
-    assert 1 < found.speedup < plain / 200  # 200 tokens that nobody can know
+    assert 1 < found.speedup < plain / 200  # 200 tokens are unpredictable
     assert found.right["output"] > 60 < found.right["tree"] and not found.right["prediction"]
 
 

@@ -54,7 +54,7 @@ def test_context_and_pairs_by_hand(tmp_path: Path) -> None:
 
 
 def test_lpm_goes_where_the_prefix_is_and_dfs_groups(tmp_path: Path) -> None:
-    """X is cached; Y comes before another X, in one queue, and one request runs at a time."""
+    """X is cached; Y precedes another X in the queue, and one request runs at a time."""
     x, y = [1] * 20, [2] * 20
     prompts = [[*x, 3], [*y, 4], [*x, 5], [*y, 6], [*x, 7]]
     workload = Workload(token_trace(prompts), Load(granularity=1))
@@ -109,7 +109,7 @@ def test_granularity_changes_little(tmp_path: Path) -> None:
     ]
     assert hits[1] == pytest.approx(hits[0], rel=0.05)
     assert coarse.seconds == pytest.approx(exact.seconds, rel=0.05)
-    # Who comes within a simulated step waits for its end: 16 steps of the engine at most.
+    # A request that arrives within a simulated step waits for its end: 16 engine steps at most.
     delay = coarse.first.mean() - exact.first.mean()
     assert 0 < delay < 16 * (COST.step + 16 * (COST.decode + 4000 * COST.context))
     assert coarse.steps == pytest.approx(exact.steps, rel=0.1)
@@ -120,7 +120,7 @@ def test_granularity_changes_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("granularity", [1, 8])
 def test_one_request_takes_what_it_takes(granularity: int, tmp_path: Path) -> None:
-    """Alone, a request's times are the same whatever the granularity."""
+    """A request alone takes the same time at any granularity."""
     path = write_azure(tmp_path / "t.csv", [(0, 4000, 101)])
     workload = Workload(read_trace(path), Load(granularity=granularity))
     cost = StepCost(step=0.01, prefill=1e-4, decode=1e-3, max_step_tokens=512)
@@ -131,7 +131,7 @@ def test_one_request_takes_what_it_takes(granularity: int, tmp_path: Path) -> No
 
 
 def test_memory_too_small(tmp_path: Path) -> None:
-    """What does not fit is refused; the others take turns, some of them twice."""
+    """A request that does not fit is refused; the others take turns, some of them twice."""
     path = write_azure(tmp_path / "t.csv", [(0, 100, 200)] * 6 + [(0, 1000, 1)])
     workload = Workload(read_trace(path), Load(granularity=4))
     outcome = _replay(workload, "fcfs", 640, COST)
@@ -144,7 +144,7 @@ def test_memory_too_small(tmp_path: Path) -> None:
 
 
 def test_an_output_too_long_is_refused(tmp_path: Path) -> None:
-    """It would end where the cache does. The last token needs no room."""
+    """The output would end where the cache ends. The last token needs no slot."""
     path = write_azure(tmp_path / "t.csv", [(0, 100, 541), (0, 100, 542), (0, 9, 2**31 - 1)])
     workload = Workload(read_trace(path), Load(granularity=1))
     outcome = _replay(workload, "lpm", 640, COST)

@@ -112,7 +112,7 @@ def test_a_picture_has_every_line(study: Study, tmp_path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     text = ElementTree.tostring(root, encoding="unicode")
     assert root.tag.endswith("svg")
-    # One line per policy, and both bounds; beside axes and ticks.
+    # One line per policy and both bounds, with axes and ticks.
     for name in ("fcfs", "lpm", "dfs-no-aging", "clairvoyant", "infinite"):
         assert name in text, name
 

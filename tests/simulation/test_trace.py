@@ -17,11 +17,11 @@ def test_mooncake(tmp_path: Path) -> None:
     rows = [(0.5, 600, 7, [4, 9]), (1.25, 512, 0, [4]), (0.25, 1100, 3, [4, 9, 10])]
     trace = read_trace(write_mooncake(tmp_path / "t.jsonl", rows))
     assert trace.format == "mooncake" and trace.name == "t.jsonl" and len(trace) == 3
-    assert trace.arrivals.tolist() == [0.0, 0.25, 1.0]  # sorted, from the first on
+    assert trace.arrivals.tolist() == [0.0, 0.25, 1.0]  # sorted, relative to the first
     assert trace.prompt_tokens.tolist() == [1100, 600, 512]
     assert trace.output_tokens.tolist() == [3, 7, 0]
     assert trace.starts.tolist() == [0, 3, 5, 6]
-    # Block 9 is another where it is a last block of 88 tokens.
+    # Block 9 differs when it is the last block, of 88 tokens.
     assert trace.blocks.tolist() == [0, 1, 2, 0, 3, 0]
     assert trace.num_blocks == 4 and trace.block_tokens == 512
 

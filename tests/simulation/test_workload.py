@@ -1,4 +1,4 @@
-"""Traces as requests: repeated, sped up, in units of several tokens."""
+"""Traces as requests: repeated, accelerated, in units of several tokens."""
 
 from __future__ import annotations
 

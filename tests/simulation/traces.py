@@ -28,7 +28,7 @@ def write_azure(path: Path, rows: Sequence[tuple[float, int, int]]) -> Path:
 
 
 def token_trace(prompts: Sequence[Sequence[int]], outputs: int = 1, gap: float = 0.0) -> Trace:
-    """Prompts token by token: blocks of one token, numbered by the prefix they end."""
+    """Make prompts token by token: blocks of one token, numbered by the prefix that they end."""
     known: dict[tuple[int, ...], int] = {}
     blocks = [
         known.setdefault(tuple(prompt[: end + 1]), len(known))

@@ -15,7 +15,7 @@ START_SECONDS = 120
 
 
 class Engine(LlamaServer):
-    """The server in a process of its own, started anew to empty its cache."""
+    """The server in its own process, restarted to empty its cache."""
 
     def __init__(self, arguments: Any) -> None:
         with socket.socket() as probe:
@@ -52,7 +52,7 @@ class Engine(LlamaServer):
             try:
                 with self.open("/health", method="GET"):
                     return
-            except OSError:  # nobody listens, or it still loads (503)
+            except OSError:  # no server listens, or it still loads (503)
                 time.sleep(0.1)
         raise RuntimeError(f"llama-server was not ready within {START_SECONDS} s")
 
@@ -64,7 +64,7 @@ class Engine(LlamaServer):
 
 if __name__ == "__main__":
     options = arguments_of(server="llama-server", slots=16, context=65536)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the server, too
     engine = Engine(options)
     try:
         serve(engine)

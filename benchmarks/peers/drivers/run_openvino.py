@@ -38,12 +38,12 @@ class Engine:
         self.reset()
 
     def reset(self) -> None:
-        """A new pipeline: there is no call that empties its cache."""
+        """Make a new pipeline, because no call empties a pipeline's cache."""
         self._pipeline = None
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             self._model, self._scheduler, "CPU", self._options
         )
-        # What it compiles and allocates at its first request is not the workload's.
+        # Compiling and allocating at the first request do not belong to the workload.
         self.add(Request("warm-up", list(range(3, 40)), 4))
         while self._live:
             self.step()

@@ -11,7 +11,7 @@ from serve import News, Request, arguments_of, serve
 
 
 class Engine:
-    """Its front end runs in this process, its scheduler and kernels in one of their own."""
+    """SGLang's front end in this process, with its scheduler and kernels in another."""
 
     replies_are_ids = True
 
@@ -28,7 +28,7 @@ class Engine:
             incremental_streaming_output=True,
             log_level="error",
         )
-        # Where it finds no AMX it goes on without its own kernels: what it uses is recorded.
+        # Without AMX SGLang does not use its own kernels, so the backend is recorded.
         self.name = f"sglang-{self._engine.server_args.attention_backend}"
         self._news: asyncio.Queue[News | Exception] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class FirstToken(BaseStreamer):
-    """The time of the first token: `put` gets the prompts, then the tokens of each step."""
+    """The time of the first token: `put` gets the prompts, then each step's tokens."""
 
     def __init__(self) -> None:
         self._puts = 0
@@ -28,7 +28,7 @@ class FirstToken(BaseStreamer):
 
 
 class Engine:
-    """Requests that wait are taken `batch` at a time, the shortest first, padded on the left."""
+    """Takes waiting requests `batch` at a time, the shortest first, padded on the left."""
 
     replies_are_ids = True
 

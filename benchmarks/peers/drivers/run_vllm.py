@@ -11,7 +11,7 @@ from vllm.sampling_params import RequestOutputKind
 
 
 class Engine:
-    """Its V1 engine, stepped in this process."""
+    """vLLM's V1 engine, stepped in this process."""
 
     name = "vllm"
     replies_are_ids = True

@@ -30,13 +30,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# Before any library can start a process: it would inherit standard input, and keep it open.
+# Before a library can start a process, which would inherit standard input and keep it open.
 PIPE = Connection(os.dup(0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Nothing else of the checkout may be found: its folders' names are names of packages, too.
+# The checkout's other folders must not be found: their names are names of packages, too.
 for name in ("benchmarks", "benchmarks.peers"):
     package = types.ModuleType(name)
     package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
@@ -55,7 +55,7 @@ PACKAGES = (
 
 
 def arguments_of(**more: Any) -> argparse.Namespace:
-    """The options that all drivers have, and `more` with their defaults, which give their types."""
+    """Parse the options of all drivers, and `more` with their defaults, which give their types."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True, help="the checkpoint, in the peer's format")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
@@ -66,7 +66,7 @@ def arguments_of(**more: Any) -> argparse.Namespace:
 
 
 def serve(engine: Any) -> None:
-    """Answer orders until nobody gives any."""
+    """Answer orders until the socket closes."""
 
     def say(message: dict[str, Any]) -> None:
         PIPE.send_bytes(json.dumps(message).encode())

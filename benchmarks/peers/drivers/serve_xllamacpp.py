@@ -1,4 +1,4 @@
-"""llama.cpp's server as the package xllamacpp has it built, with the options of `llama-server`."""
+"""llama.cpp's server as built in the package xllamacpp, with the options of `llama-server`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of queries or keys in the order in which llama.cpp rotates them: pairs side by side."""
+    """Return rows of queries or keys in llama.cpp's order of rotation: pairs side by side."""
     half = weight.shape[0] // heads // 2
     halves = weight.reshape(heads, 2, half, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
@@ -52,7 +52,7 @@ def write_tokenizer(writer: Any, tokenizer: dict[str, Any], size: int) -> None:
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    missing = size - len(tokens)  # rows of the embedding that are nobody's
+    missing = size - len(tokens)  # rows of the embedding without a token
     kinds = [CONTROL if token in special else NORMAL for token in tokens]
     writer.add_token_list(tokens + [f"<unused{i}>" for i in range(missing)])
     writer.add_token_types(kinds + [UNUSED] * missing)
@@ -75,7 +75,7 @@ def write_weights(writer: Any, config: dict[str, Any], folder: Path, bfloat16: b
     kind = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    if config["model_type"] != "llama":  # Llama's alone are rotated in another order
+    if config["model_type"] != "llama":  # only Llama's rows are rotated in another order
         heads = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         part = name.split(".")[-2]
