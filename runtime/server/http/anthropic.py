@@ -171,9 +171,9 @@ _UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
-def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
+def chat_request(served: ServedModel, body: CountBody) -> ChatRequest:
     """Make the `ChatRequest`. Raises InvalidParameter for a body that cannot be served."""
-    model = check_name(gateway.model_info, body.model)
+    model = check_name(served.model_info, body.model)
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -200,7 +200,7 @@ def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
         # The answer continues the last message, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
         pinned=_pinned(body),
-        **placed(gateway, body, model),
+        **placed(served, body, model),
     )
 
 
@@ -401,20 +401,20 @@ class TokenCount(msgspec.Struct):
 class Messages:
     """Handlers of messages."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
 
     async def count_tokens(self, body: CountBody) -> TokenCount:
-        wanted = chat_request(self._gateway, body)
+        wanted = chat_request(self._served, body)
         return TokenCount(len(await self._chats.encode(wanted)))
 
     async def handle(self, body: MessagesBody) -> MessageReply | Stream:
-        model = check_name(self._gateway.model_info, body.model)
-        prepared = await self._chats.prepare(chat_request(self._gateway, body))
+        model = check_name(self._served.model_info, body.model)
+        prepared = await self._chats.prepare(chat_request(self._served, body))
         if body.stream:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
-        ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
+        ended, (answer,) = await AnswerStream.whole(self._served, prepared)
         generated = ended.generated
         return MessageReply(
             model=model,
@@ -426,7 +426,7 @@ class Messages:
     async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with AnswerStream(self._gateway, prepared) as answers:
+        with AnswerStream(self._served, prepared) as answers:
             async for event in answers.events():
                 if not begun:
                     begun = True

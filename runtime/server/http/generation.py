@@ -160,14 +160,14 @@ class GenerationStream:
     """
 
     def __init__(
-        self, gateway: ServedModel, requests: Sequence[GenerateRequest], stream: bool = False
+        self, model: ServedModel, requests: Sequence[GenerateRequest], stream: bool = False
     ) -> None:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
         """True while an iterator waits for events."""
         self._direct: DirectEvents | None = None
         self._write: Callable[[Chunk], bytes] | None = None
-        self._gateway = gateway
+        self._model = model
         self._requests = requests
         self._stream = stream
         checked: Asked | None = None
@@ -176,9 +176,9 @@ class GenerationStream:
                 checked = one.asked
                 checked.check_keywords()
         asker = admitted()
-        if gateway.drain.begun:
-            raise gateway.drain.refusal()
-        self._open = OpenSequences(gateway, self._events.put_nowait, asker, stays_wanted=True)
+        if model.drain.begun:
+            raise model.drain.refusal()
+        self._open = OpenSequences(model, self._events.put_nowait, asker, stays_wanted=True)
         self._kept = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
@@ -294,7 +294,7 @@ class GenerationStream:
     # ------------------------------------------------------------ one request
 
     async def _run(self, index: int) -> None:
-        gateway, request = self._gateway, self._requests[index]
+        model, request = self._model, self._requests[index]
         op = request.operation(self._stream)
         failure: RootlaceError
         try:
@@ -307,11 +307,11 @@ class GenerationStream:
                     rest = request.parts
                     if request.pins:
                         rest = await self._pin(index, request, sequence)
-                    await append(gateway, sequence, Append(0, 0, rest))
+                    await append(model, sequence, Append(0, 0, rest))
                     sequence.check_handling(op.handling)
                     self._sequences[index] = sequence
                     take = partial(self._take, index) if index else self._take_first
-                    result = await Generation(gateway, sequence, op, take).run()
+                    result = await Generation(model, sequence, op, take).run()
                 finally:
                     if not request.keep:
                         self._open.release(sequence)
@@ -337,11 +337,11 @@ class GenerationStream:
         text, begin = Joined.of(pieces_of(request.parts)), 0
         for pin in request.pins:
             parts = tuple(Text(*piece) for piece in text.cut(begin, pin.end))
-            await append(self._gateway, sequence, Append(0, 0, parts))
+            await append(self._model, sequence, Append(0, 0, parts))
             begin = pin.end
             handling = msgspec.structs.replace(request.handling, cache=pin.cache)
             sequence.check_handling(handling)
-            done = await prefill(self._gateway, sequence, Prefill(0, 0, handling))
+            done = await prefill(self._model, sequence, Prefill(0, 0, handling))
             assert isinstance(done, Done) and done.usage is not None
             computed = done.usage.prompt_tokens - done.usage.cached_tokens
             self._written[index] = (*self._written.get(index, ()), computed)
@@ -397,9 +397,9 @@ class GenerationStream:
         return named(error, request.param)
 
 
-async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
+async def run(model: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
     """Return the results in the order of the requests. Raises the error of the first that fails."""
-    with GenerationStream(gateway, requests) as stream:
+    with GenerationStream(model, requests) as stream:
         return await stream.results()
 
 
@@ -499,7 +499,7 @@ class AnswerStream(GenerationStream):
 
     def __init__(
         self,
-        gateway: ServedModel,
+        model: ServedModel,
         prepared: Prepared,
         direct: DirectEvents | None = None,
         writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
@@ -510,7 +510,7 @@ class AnswerStream(GenerationStream):
         deltas are not among `events`."""
         self._prepared = prepared
         self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
-        super().__init__(gateway, [prepared.job], stream)
+        super().__init__(model, [prepared.job], stream)
 
         self._writers = writers
         if direct is not None:
@@ -544,10 +544,10 @@ class AnswerStream(GenerationStream):
 
     @classmethod
     async def whole(
-        cls, gateway: ServedModel, prepared: Prepared
+        cls, model: ServedModel, prepared: Prepared
     ) -> tuple[FinalOutput, list[Answer]]:
         """Return the whole answers at once. The caller must close kept sequences."""
-        with cls(gateway, prepared, stream=False) as stream:
+        with cls(model, prepared, stream=False) as stream:
             (generated,) = await stream.results()
             answers = [
                 Answer.of([*reader.feed(output.text), *reader.finish()])
@@ -556,12 +556,12 @@ class AnswerStream(GenerationStream):
             return await stream._final(generated), answers
 
     async def _final(self, generated: Generated) -> FinalOutput:
-        prepared, tokenizer = self._prepared, self._gateway.tokenizer
+        prepared, tokenizer = self._prepared, self._model.tokenizer
         count, cut_calls = 0, []
         for reader, output in zip(self._readers, generated.outputs, strict=True):
             cut_calls.append(reader.has_cut_call(output))
             if text := "".join(reader.thoughts):
-                ids = await self._gateway.tokenize(len(text), tokenizer.encode, text, False)
+                ids = await self._model.tokenize(len(text), tokenizer.encode, text, False)
                 count += len(ids)
         count = min(count, generated.usage.completion_tokens)
         if prepared.written is None:
@@ -577,7 +577,7 @@ Result = Explained | Generated | Selected
 
 
 async def behind_prompts(
-    gateway: ServedModel,
+    model: ServedModel,
     asked: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
     count: int,
     *,
@@ -597,8 +597,8 @@ async def behind_prompts(
     together. `param` names the field of a prompt, and `choices` that of choices.
     """
     asker = admitted(counts=not free)
-    if gateway.drain.begun:
-        raise gateway.drain.refusal()
+    if model.drain.begun:
+        raise model.drain.refusal()
     clock = asyncio.get_running_loop().time
     started = clock()
     results: dict[int, Result] = {}
@@ -614,8 +614,8 @@ async def behind_prompts(
         try:
             sequence = opened.begin(namespace, adapter, handling.cache.share)
             try:
-                await append(gateway, sequence, Append(0, 0, parts))
-                result = await _behind(gateway, sequence, op)
+                await append(model, sequence, Append(0, 0, parts))
+                result = await _behind(model, sequence, op)
             finally:
                 opened.release(sequence)
         except RootlaceError as error:
@@ -633,7 +633,7 @@ async def behind_prompts(
         for worker in workers:
             worker.cancel()
 
-    opened = OpenSequences(gateway, end, asker)
+    opened = OpenSequences(model, end, asker)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
         async with in_time(handling.timeout):
@@ -650,18 +650,18 @@ async def behind_prompts(
 
 
 async def _behind(
-    gateway: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
+    model: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
 ) -> Result:
     if isinstance(op, Explain):
-        return await explain(gateway, sequence, op)
+        return await explain(model, sequence, op)
     sequence.check_handling(op.handling)
     if isinstance(op, Generate):
-        return await Generation(gateway, sequence, op).run()
-    return await Selection(gateway, sequence, op).run()
+        return await Generation(model, sequence, op).run()
+    return await Selection(model, sequence, op).run()
 
 
 async def vectors(
-    gateway: ServedModel,
+    model: ServedModel,
     inputs: Sequence[tuple[Part, ...]],
     pooling: Pooling | None,
     dimensions: int | None = None,
@@ -669,10 +669,10 @@ async def vectors(
 ) -> tuple[list[Vector], Usage]:
     """Compute vectors with `find_vectors` for the caller, whose request is counted. `dimensions`
     keeps the first numbers of each. Raises InvalidParameter."""
-    size = gateway.engine.info.hidden_size
+    size = model.engine.info.hidden_size
     if dimensions is not None and not 0 < dimensions <= size:
         raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
     how["dimensions"] = dimensions
-    found, usage = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
+    found, usage = await find_vectors(model, inputs, pooling, asker=admitted(), **how)
     note_usage(usage, None)
     return found, usage

@@ -264,9 +264,9 @@ def choice_of(body: ChatBody) -> ToolChoice:
     return ToolChoice(given or "auto")
 
 
-def _known(gateway: ServedModel, asked: str) -> str:
+def _known(served: ServedModel, asked: str) -> str:
     """Return the served model's name, without a client's tag. Raises ModelNotFound for another."""
-    return check_name(gateway.model_info, asked.removesuffix(":latest"))
+    return check_name(served.model_info, asked.removesuffix(":latest"))
 
 
 class Embedded(msgspec.Struct):
@@ -357,24 +357,24 @@ class _Request(msgspec.Struct, frozen=True):
 class Ollama:
     """Handlers of Ollama's interface."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
         self._started = datetime.now(UTC).isoformat()
 
     async def tags(self) -> Entries:
-        return Entries(models=with_adapters(await self._entry(), self._gateway.model_info))
+        return Entries(models=with_adapters(await self._entry(), self._served.model_info))
 
     async def running(self) -> Entries:
-        return Entries(models=[running_of(self._gateway, await self._entry())])
+        return Entries(models=[running_of(self._served, await self._entry())])
 
     async def show(self, body: ShowBody) -> Shown:
-        _known(self._gateway, body.model or body.name or "")
-        info = self._gateway.model_info
-        template = self._gateway.chat.source
+        _known(self._served, body.model or body.name or "")
+        info = self._served.model_info
+        template = self._served.chat.source
         able = ["completion", "embedding"]
         shows = self._chats.tool_prompt(with_tools=True)
-        if shows.lists or self._gateway.config.tools == "auto":
+        if shows.lists or self._served.config.tools == "auto":
             able.append("tools")
         if not (shows.lists or "tools" not in able):
             able.append("tools-in-own-words")
@@ -402,13 +402,13 @@ class Ollama:
         }
 
     async def embed(self, body: EmbedBody) -> Embedded:
-        begun, model = time.monotonic(), _known(self._gateway, body.model)
+        begun, model = time.monotonic(), _known(self._served, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
         return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), total)
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.prompt:  # as Ollama
             return EmbeddedOne([])
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
@@ -425,22 +425,22 @@ class Ollama:
     ) -> tuple[list[list[float]], int]:
         """Return a vector for each text, and all tokens; errors use the fields `names`."""
         found, usage = await vectors(
-            self._gateway,
+            self._served,
             [Prompt(text=text).parts() for text in texts],
             None,
             normalise=normalise,
             dimensions=dimensions,
             names=names,
-            **placed_unpinned(self._gateway, body, model),
+            **placed_unpinned(self._served, body, model),
         )
         return [vector.values.tolist() for vector in found], usage.prompt_tokens
 
     async def _entry(self) -> Entry:
-        info = self._gateway.model_info
+        info = self._served.model_info
         return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
 
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.messages:  # Ollama's clients load a model so
             return without_text(model, True, self._loaded(body))
         messages, tools = messages_of(body.messages), tools_of(body.tools)
@@ -449,7 +449,7 @@ class Ollama:
         return await self._answer(body, model, prepared, chat=True)
 
     async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.prompt:
             return without_text(model, False, self._loaded(body))
         messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -462,7 +462,7 @@ class Ollama:
         return await self._answer(body, model, prepared, chat=False)
 
     def _loaded(self, body: AnswerBody) -> str:
-        return "unload" if unloads(self._gateway.config.load, body.keep_alive) else "load"
+        return "unload" if unloads(self._served.config.load, body.keep_alive) else "load"
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -480,7 +480,7 @@ class Ollama:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             thinking_budget=body.thinking_budget,
-            **placed(self._gateway, body, model),
+            **placed(self._served, body, model),
             **more,
         )
 
@@ -493,7 +493,7 @@ class Ollama:
         if body.stream is not False:
             return Stream(self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._served, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
@@ -508,11 +508,11 @@ class Ollama:
         return {**_head(asked.model), **reply, **_done(generated, begun)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> list[ChosenToken]:
-        return chat_logprobs(self._gateway.tokenizer, tokens, top)["content"]
+        return chat_logprobs(self._served.tokenizer, tokens, top)["content"]
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        with AnswerStream(self._gateway, asked.prepared) as answers:
+        with AnswerStream(self._served, asked.prepared) as answers:
             async for event in answers.events():
                 ended = isinstance(event, FinalOutput)
                 changes = (

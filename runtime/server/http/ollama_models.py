@@ -80,14 +80,14 @@ def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
     return [{**entry, "name": name, "model": name} for name in model_names(info)]
 
 
-def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
+def running_of(model: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
     """Return the entry of a loaded model."""
-    on_cpu = gateway.engine.info.device == "cpu"
+    on_cpu = model.engine.info.device == "cpu"
     return {
         **entry,
         "expires_at": expires_at,
         "size_vram": 0 if on_cpu else entry["size"],
-        "context_length": gateway.model_info.context_length,
+        "context_length": model.model_info.context_length,
     }
 
 

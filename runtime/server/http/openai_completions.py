@@ -162,15 +162,15 @@ class _UsageSoFar:
 class Completions:
     """Handler of completions."""
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
 
     async def handle(self, body: CompletionBody) -> CompletionReply | Stream:
         asked = self._parse(body)
         if body.stream:
-            direct = DirectEvents(self._gateway.deliveries)
+            direct = DirectEvents(self._served.deliveries)
             return Stream(self._stream(asked, direct), direct=direct)
-        results = await run(self._gateway, asked.jobs)
+        results = await run(self._served, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
@@ -180,7 +180,7 @@ class Completions:
         return self._parse(body).jobs
 
     def _parse(self, body: CompletionBody) -> _Asked:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
@@ -188,12 +188,12 @@ class Completions:
             fields["top_logprobs"] = body.logprobs
             if body.echo:
                 fields["prompt_logprobs_from"] = 0
-        info = self._gateway.model_info
+        info = self._served.model_info
         prompts = parse_prompts(body.prompt, "prompt", info.vocab_size)
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        place = placed(self._gateway, body, model)
+        place = placed(self._served, body, model)
         job = GenerateRequest((), params, openai_constraint(body), param="prompt", **place)
         jobs = [
             replace(
@@ -231,7 +231,7 @@ class Completions:
         if asked.top is not None:
             tokens = (*result.prompt_logprobs, *output.logprobs) if asked.echo else output.logprobs
             # Counted from the prompt's end, so that a BOS, which the echo leaves out, counts as 0.
-            tokenizer = self._gateway.tokenizer
+            tokenizer = self._served.tokenizer
             shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
             offsets = TextOffsets(tokenizer, len(echo) - shown)
             logprobs = completion_logprobs(tokens, asked.top, offsets)
@@ -241,7 +241,7 @@ class Completions:
     def _echo(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
+        return self._served.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
     async def _stream(self, asked: _Asked, direct: DirectEvents) -> AsyncGenerator[object, None]:
         head: dict[str, Any] = {**envelope("cmpl", "text_completion", asked.model, asked.id)}
@@ -260,7 +260,7 @@ class Completions:
             if choice not in offsets:
                 echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
                 text = echo + text
-                offsets[choice] = TextOffsets(self._gateway.tokenizer, len(echo))
+                offsets[choice] = TextOffsets(self._served.tokenizer, len(echo))
             logprobs = None
             if asked.top is not None:
                 logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
@@ -269,7 +269,7 @@ class Completions:
                 head["usage"] = so_far.add(choice, tokens, chunk.prompt_tokens, prompt)
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
-        with GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
+        with GenerationStream(self._served, asked.jobs, stream=not whole) as shots:
             shots.divert(direct, lambda chunk: sse(written(0, chunk)))
             async for prompt, event in shots:
                 if isinstance(event, Chunk):
@@ -437,17 +437,17 @@ class _Chat(msgspec.Struct, frozen=True):
 class ChatCompletions:
     """Handler of chat completions."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
 
     async def handle(self, body: ChatBody) -> ChatReply | Stream:
         asked = await self._parse(body)
         if body.stream:
-            direct = DirectEvents(self._gateway.deliveries)
+            direct = DirectEvents(self._served.deliveries)
             head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
             return Stream(self._stream(asked, head, direct), direct=direct)
-        ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)
+        ended, answers = await AnswerStream.whole(self._served, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
@@ -460,7 +460,7 @@ class ChatCompletions:
     async def _parse(self, body: ChatBody) -> _Chat:
         template, choice = _template(body), _tool_choice(body)
         top = asked_top(body.logprobs, body.top_logprobs)
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         options = openai_options(body)
         constraint = openai_constraint(body, options)
         fields = openai_fields(body)
@@ -478,7 +478,7 @@ class ChatCompletions:
             budget = budget_of(budget, body.thinking)
         if body.prediction is not None:
             predicted = text_of(body.prediction.content, "prediction.content")
-            check_length(self._gateway, "prediction.content", len(predicted))
+            check_length(self._served, "prediction.content", len(predicted))
         request = ChatRequest(
             messages=template_messages(body.messages),
             fields=fields,
@@ -493,7 +493,7 @@ class ChatCompletions:
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
             prediction=predicted,
-            **placed(self._gateway, body, model),
+            **placed(self._served, body, model),
         )
         usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
         return _Chat(
@@ -521,7 +521,7 @@ class ChatCompletions:
                 message.tool_calls = [_call(call.name, call.arguments) for call in answer.calls]
             logprobs = None
             if asked.top is not None:
-                logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+                logprobs = chat_logprobs(self._served.tokenizer, output.logprobs, asked.top)
             called = bool(answer.calls) and not ended.cut_calls[index]
             reason = _finish_reason(output, called)
             choices.append(ChatChoice(index, message, logprobs, reason, output.matched))
@@ -535,11 +535,11 @@ class ChatCompletions:
             head["usage"] = None
         so_far = _UsageSoFar() if asked.usage_so_far else None
         writers = [
-            _Writer(self._gateway, asked, head, index, so_far)
+            _Writer(self._served, asked, head, index, so_far)
             for index in range(asked.prepared.job.params.n)
         ]
         write = [writer.write for writer in writers]
-        with AnswerStream(self._gateway, asked.prepared, direct, write) as answers:
+        with AnswerStream(self._served, asked.prepared, direct, write) as answers:
             async for event in answers.events():
                 if not isinstance(event, FinalOutput):
                     yield writers[event.index].write(event)
@@ -557,13 +557,13 @@ class _Writer:
 
     def __init__(
         self,
-        gateway: ServedModel,
+        served: ServedModel,
         asked: _Chat,
         head: dict[str, Any],
         index: int,
         so_far: _UsageSoFar | None,
     ) -> None:
-        self._gateway = gateway
+        self._served = served
         self._asked = asked
         self._head = head
         self._index = index
@@ -602,7 +602,7 @@ class _Writer:
                     written.append({"tool_calls": [call]})
         if top is not None and answer.logprobs:
             last = written.pop() if written else {}
-            logprobs = chat_logprobs(self._gateway.tokenizer, answer.logprobs, top)
+            logprobs = chat_logprobs(self._served.tokenizer, answer.logprobs, top)
             begin += b"".join(map(self._event, written))
             return begin + self._event(last, logprobs=logprobs)
         return begin + b"".join(map(self._event, written))

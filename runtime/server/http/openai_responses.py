@@ -407,9 +407,9 @@ class Responses:
     """Handlers of responses."""
 
     def __init__(
-        self, gateway: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
+        self, served: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
     ) -> None:
-        self._gateway = gateway
+        self._served = served
         self._chats = chats
         self._store = store
         self._holds = holds
@@ -418,7 +418,7 @@ class Responses:
         asked = await self._parse(body)
         if body.stream:
             return Stream(self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._served, asked.prepared)
         blocks, tokens = blocks_of(answer), ended.generated.outputs[0].logprobs
         grown = [More(block, block.text, block.logprobs) for block in blocks]
         await call_for(rows_of([ended.generated]), self._score, asked, grown, tokens)
@@ -427,7 +427,7 @@ class Responses:
         return response
 
     async def count(self, body: ResponsesBody) -> InputTokens:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         _, _, request = await self._wanted(body, model)
         tokens = await self._chats.encode(replace(request, keep=False, behind=None))
         return InputTokens(len(tokens))
@@ -447,7 +447,7 @@ class Responses:
         return Deleted(id, "response")
 
     async def _parse(self, body: ResponsesBody) -> _Request:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         previous, new, request = await self._wanted(body, model)
         prepared = await self._chats.prepare(request)
         head = _head(body, model, prepared.job.params)
@@ -472,7 +472,7 @@ class Responses:
                 body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
             )
         before = previous.messages if previous is not None else ()
-        place = placed(self._gateway, body, model)
+        place = placed(self._served, body, model)
         new = messages_of(body.input, before)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -517,7 +517,7 @@ class Responses:
             end = bisect_left(ends, begin + len(change.text)) + 1
             if change.block.kind == "text":
                 own = tokens[bisect_right(ends, begin) : end]
-                change.logprobs.extend(chosen_tokens(self._gateway.tokenizer, own, top))
+                change.logprobs.extend(chosen_tokens(self._served.tokenizer, own, top))
             tokens = tokens[end:]
         return tokens
 
@@ -540,7 +540,7 @@ class Responses:
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
         try:
-            with AnswerStream(self._gateway, asked.prepared) as answers:
+            with AnswerStream(self._served, asked.prepared) as answers:
                 async for event in answers.events():
                     if not number:
                         for name in ("response.created", "response.in_progress"):

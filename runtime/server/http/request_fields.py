@@ -86,36 +86,36 @@ def remaining(handling: Handling, seconds: float) -> Handling:
 
 
 def adapter_of(
-    gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
+    served: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
 ) -> str:
     """Return the adapter of a request: the value of its `field`, else the name behind the model's
     in `model` (see `check_name`). "" means none, in `field` too. Raises InvalidParameter for an
     unknown adapter, or where the two differ."""
-    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
+    named = model.removeprefix(served.model_info.name).removeprefix(":")
     if asked is None or asked == named:
         return named
-    if asked and asked not in gateway.model_info.adapters:
-        known = ", ".join(gateway.model_info.adapters) or "none"
+    if asked and asked not in served.model_info.adapters:
+        known = ", ".join(served.model_info.adapters) or "none"
         raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
     if named:
         raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
     return asked
 
 
-def placed(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+def placed(served: ServedModel, body: Any, model: str) -> dict[str, Any]:
     """Return namespace, adapter and handling of a body's prompts, and whether a cache report is
     asked for, by the names of `GenerateRequest` and `ChatRequest`. Raises as `adapter_of` does."""
     return {
         "namespace": getattr(body, "cache_salt", None) or "",
-        "adapter": adapter_of(gateway, model, getattr(body, "adapter", None)),
+        "adapter": adapter_of(served, model, getattr(body, "adapter", None)),
         "handling": handling_of(body),
         "cache_report": bool(getattr(body, "return_cache_report", None)),
     }
 
 
-def placed_unpinned(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+def placed_unpinned(served: ServedModel, body: Any, model: str) -> dict[str, Any]:
     """Return `placed` without the report. Raises InvalidParameter for a pin, too."""
-    found = placed(gateway, body, model)
+    found = placed(served, body, model)
     del found["cache_report"]
     if found["handling"].cache.pin:
         raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")

@@ -217,8 +217,8 @@ class _Asked(msgspec.Struct, frozen=True):
 class Generate:
     """Handler of `/generate`."""
 
-    def __init__(self, gateway: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
+        self._served = served
         self._aborts = aborts
         self._sessions = sessions
 
@@ -236,8 +236,8 @@ class Generate:
         return replies if _is_batch(body, asked) else replies[0]
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
-        model = check_name(self._gateway.model_info, body.model)
-        info = self._gateway.model_info
+        model = check_name(self._served.model_info, body.model)
+        info = self._served.model_info
         vocab_size = info.vocab_size
         if body.text is not None:
             prompts = parse_prompts(body.text, "text", vocab_size)
@@ -275,7 +275,7 @@ class Generate:
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
-                adapter_of(self._gateway, model, paths[i], "lora_path"),
+                adapter_of(self._served, model, paths[i], "lora_path"),
                 handling,
                 param=_prompt_field(body, i),
                 sampling=param,
@@ -311,7 +311,7 @@ class Generate:
         with ExitStack() as stack:
             if turn is not None:
                 stack.enter_context(self._sessions.running(turn))
-            shots = generation.GenerationStream(self._gateway, jobs, stream=bool(body.stream))
+            shots = generation.GenerationStream(self._served, jobs, stream=bool(body.stream))
             stack.enter_context(shots)
             stack.enter_context(self._aborts.running(_named(body, asked, shots)))
             if turn is not None:
@@ -354,8 +354,8 @@ class Generate:
         """Count the prompt's tokens, which sglang's streams have in every event."""
         if prompt.ids is not None:
             return len(prompt.ids)
-        text, tokenizer = prompt.text or "", self._gateway.tokenizer
-        return len(await self._gateway.tokenize(len(text), tokenizer.encode, text))
+        text, tokenizer = prompt.text or "", self._served.tokenizer
+        return len(await self._served.tokenize(len(text), tokenizer.encode, text))
 
 
 @dataclass
