@@ -1,4 +1,4 @@
-"""Deadlines, pins and privacy of operations, as far as the gateway sees to them."""
+"""Deadlines, pins and privacy of operations, as far as the server sees to them."""
 
 from rootlace.wire.protocol import (
     Append,

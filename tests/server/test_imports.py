@@ -1,4 +1,4 @@
-"""What the gateway may not import, and what processes import only beside something longer."""
+"""What the server may not import, and what processes import only beside something longer."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 
-def test_no_torch_in_the_gateway() -> None:
+def test_no_torch_in_the_server() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 
@@ -23,7 +23,7 @@ def test_no_torch_in_the_gateway() -> None:
     [
         # An engine is started first: what reads texts and answers is imported meanwhile.
         ("rootlace.runtime.server.app", "tokenizers llguidance aiohttp jinja2 prometheus_client"),
-        # Many gateways are never asked for a constraint, and an engine compiles it.
+        # Many servers are never asked for a constraint, and an engine compiles it.
         (
             "rootlace.runtime.server.http.model_routes",
             "jsonschema llguidance outlines_core interegular",

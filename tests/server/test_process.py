@@ -1,4 +1,4 @@
-"""The gateway process where it cannot start (the rest of its life is tested in tests/e2e)."""
+"""The server process where it cannot start (the rest of its life is tested in tests/e2e)."""
 
 import json
 import subprocess

@@ -313,7 +313,7 @@ async def test_a_turn_that_fails_does_not_end_the_watch(
 
         monkeypatch.setattr(w.server._socket, "look", look)
         silent = await w.ready()
-        await until(lambda: turns > 2 and w.gateway.session_count == 0)
+        await until(lambda: turns > 2 and w.model.session_count == 0)
         assert await silent.until(lambda event: isinstance(event, Failed))
         assert "could not look after" in caplog.text
 

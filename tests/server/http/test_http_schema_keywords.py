@@ -19,7 +19,7 @@ from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.test_formats import FORMATS
 from tests.structured.random_model import byte_vocabulary
 
@@ -148,7 +148,7 @@ async def test_warnings_are_few_short_and_ascii(served: Served) -> None:
 
 
 async def test_pages_may_read_it(serve: Serve) -> None:
-    served = await serve(FakeGateway(cors_origins="https://page.example"))
+    served = await serve(FakeModel(cors_origins="https://page.example"))
     headers = {"Origin": "https://page.example"}
     body = {**CHAT, "json_schema": WRONG}
     async with served.http.post("/v1/chat/completions", json=body, headers=headers) as reply:
@@ -218,7 +218,7 @@ def test_the_format_that_is_malformed_is_no_tools(form: Format) -> None:
 
 
 async def test_the_name_is_in_the_reply(served: Served) -> None:
-    served.gateway.fail = InvalidConstraint("json_schema: #/anyOf/1/properties/arguments/type: no")
+    served.model.fail = InvalidConstraint("json_schema: #/anyOf/1/properties/arguments/type: no")
     tools = [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
         for name in ("one", "two")

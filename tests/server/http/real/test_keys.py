@@ -1,4 +1,4 @@
-"""Keys and namespaces over the real gateway: what each may see, do and use."""
+"""Keys and namespaces over a real served model: what each may see, do and use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -214,7 +214,7 @@ async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(keyed: K
         ):
             for namespace, prompts in (("@a/", others), ("@b/", [prompt])):
                 for one in prompts:
-                    # The gateway numbers all that opens sequences.
+                    # The model numbers all that opens sequences.
                     rid = world.submit(
                         one,
                         50 * lasts,
