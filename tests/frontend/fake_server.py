@@ -1,4 +1,4 @@
-"""A gateway without a model: it speaks the protocol over a real socket and writes what it is told.
+"""A server without a model: it speaks the protocol over a real socket and writes what it is told.
 
 One thread, one ROUTER socket; what `rootlace.testing` has behind it, with a token for each
 character. The text of a `Generate` comes from `script(text, op)`, which may raise a
@@ -44,7 +44,7 @@ def default_chooser(text: str, op: protocol.Select) -> int:
     return zlib.crc32(text.encode()) % len(op.choices)
 
 
-class FakeGateway:
+class FakeServer:
     def __init__(
         self,
         folder: Path,
