@@ -282,8 +282,8 @@ class ProgramServer:
         key, the peer shares a client's turns with all peers of its address."""
         ops: list[Op] = []
         if len(frame) > MAX_HELLO_BYTES:
-            most = MAX_HELLO_BYTES >> 10
-            raise ProtocolError(f"the first message is exactly one hello of at most {most} KiB")
+            limit = MAX_HELLO_BYTES >> 10
+            raise ProtocolError(f"the first message is exactly one hello of at most {limit} KiB")
         try:
             if _count(frame) == 1:
                 ops = _ops.decode(frame)
@@ -307,8 +307,8 @@ class ProgramServer:
             return
         # Peers that wait for their model count: they will be connected.
         connected = len(self._connections) + len(self._greeting)
-        if connected >= (most := self._config.max_connections):
-            raise Overloaded(f"at most {most} clients may be connected")
+        if connected >= (limit := self._config.max_connections):
+            raise Overloaded(f"at most {limit} clients may be connected")
         model = self._server.loaded(hello.model)
         if model is not None:
             self._welcome(identity, hello, account, model, address)

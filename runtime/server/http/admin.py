@@ -31,7 +31,7 @@ from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.http.generation import behind_prompts
 from rootlace.runtime.server.http.openai_completions import (
@@ -119,26 +119,26 @@ class OwnNumbers:
     the others do.
     """
 
-    def __init__(self, most: int = MAX_NUMBERS) -> None:
-        """Beyond `most` ids, the least recently used ids get new numbers."""
-        self._most = most
+    def __init__(self, limit: int = MAX_NUMBERS) -> None:
+        """Beyond `limit` ids, the least recently used ids get new numbers."""
+        self._limit = limit
         self._last = 0
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()
-        self._told: dict[int, Hashable] = {}
+        self._ids: dict[int, Hashable] = {}
 
-    def of(self, told: Hashable) -> int:
+    def of(self, key: Hashable) -> int:
         """Return the number of an id."""
-        if told not in self._numbers:
+        if key not in self._numbers:
             self._last += 1
-            self._numbers[told], self._told[self._last] = self._last, told
-            if len(self._numbers) > self._most:
-                del self._told[self._numbers.popitem(last=False)[1]]
-        self._numbers.move_to_end(told)
-        return self._numbers[told]
+            self._numbers[key], self._ids[self._last] = self._last, key
+            if len(self._numbers) > self._limit:
+                del self._ids[self._numbers.popitem(last=False)[1]]
+        self._numbers.move_to_end(key)
+        return self._numbers[key]
 
-    def told(self, number: int) -> Hashable | None:
+    def id_of(self, number: int) -> Hashable | None:
         """Return the id with that number; None without one."""
-        found = self._told.get(number)
+        found = self._ids.get(number)
         if found is not None:
             self._numbers.move_to_end(found)
         return found
@@ -154,9 +154,9 @@ class KeyView:
 
     def node_of(self, number: int) -> int | None:
         """Return the engine's id of the node that the key knows as `number`; 0 stays 0."""
-        found = self._nodes.told(number) if number else 0
-        assert found is None or isinstance(found, int)
-        return found
+        node = self._nodes.id_of(number) if number else 0
+        assert node is None or isinstance(node, int)
+        return node
 
     def page(self, page: TreePage) -> TreePage:
         """Return the page without the count of all nodes, which would reveal other clients'."""
@@ -196,7 +196,7 @@ class Cache:
         if len(jobs) != 1:
             raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
         (job,) = jobs
-        (found,) = await behind_prompts(
+        (explained,) = await behind_prompts(
             self._model,
             [(job.parts, Explain(0, 0))],
             1,
@@ -204,13 +204,13 @@ class Cache:
             adapter=job.adapter,
             free=True,
         )
-        assert isinstance(found, Explained)
-        return report_fields(found.report)
+        assert isinstance(explained, Explained)
+        return report_fields(explained.report)
 
     async def lint(self, query: CacheQuery) -> Findings:
         """Return findings about prompts that could share more, the costliest first."""
-        found = self._model.lint.findings(self._namespace(query))
-        return Findings([_as_asked(finding) for finding in found])
+        findings = self._model.lint.findings(self._namespace(query))
+        return Findings([_as_asked(finding) for finding in findings])
 
     async def tree(self, query: TreeQuery) -> TreePage:
         """Return a page of the radix tree: nodes used last, each behind its parent."""
@@ -226,10 +226,10 @@ class Cache:
         """Return the pinned prefixes, those that expire first in front."""
         namespace, view = self._namespace(query), self._view()
         pins = await self._model.engine.ask(GetPins)
-        own = [pin for pin in pins if namespace in (None, pin.namespace)]
+        shown_pins = [pin for pin in pins if namespace in (None, pin.namespace)]
         if view is not None:
-            own = [view.pin(pin) for pin in own]
-        return Pins([_as_asked(pin) for pin in own])
+            shown_pins = [view.pin(pin) for pin in shown_pins]
+        return Pins([_as_asked(pin) for pin in shown_pins])
 
     async def unpin(self, id: str, query: CacheQuery) -> Released:
         """Release a pin; its blocks may be evicted from then on."""
@@ -241,11 +241,11 @@ class Cache:
         """Return the requested namespace. The default is the empty one, or all (None) where clients
         may look into all."""
         check_name(self._model.model_info, query.model)
-        own = self._model.report_scope() == "own"
+        own_only = self._model.report_scope() == "own"
         account = caller()
         if query.namespace is not msgspec.UNSET:
             return namespace_of(account, query.namespace)
-        return namespace_of(account, "") if own or account is not None else None
+        return namespace_of(account, "") if own_only or account is not None else None
 
     def _view(self) -> KeyView | None:
         """Return the view of the caller's key; None for callers that may see the engine's ids."""
@@ -277,22 +277,22 @@ async def warm_up(model: ServedModel, replicas: int = 1) -> None:
     if model.model_info.labels is not None:
         return
     try:
-        asked = Asked(Constraint("json_schema", WARM_UP_SCHEMA), "warm_up")
-        await generate(model, WARM_UP_TOKENS, asked, copies=replicas)
+        rule = Rule(Constraint("json_schema", WARM_UP_SCHEMA), "warm_up")
+        await generate(model, WARM_UP_TOKENS, rule, copies=replicas)
     except InvalidConstraint as error:
         log.warning("answers of this model cannot be constrained: %s", error)
 
 
 async def generate(
-    model: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
+    model: ServedModel, tokens: int, rule: Rule | None = None, copies: int = 1
 ) -> None:
     """Generate `tokens` tokens, `copies` times at once; a model without tokens computes vectors."""
     prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
     if model.model_info.labels is not None:
         await find_vectors(model, prompts, "last")
         return
-    params = SamplingParams(max_tokens=tokens, ignore_eos=asked is None)
-    requests = [generation.GenerateRequest(parts, params, asked) for parts in prompts]
+    params = SamplingParams(max_tokens=tokens, ignore_eos=rule is None)
+    requests = [generation.GenerateRequest(parts, params, rule) for parts in prompts]
     await generation.run(model, requests)
 
 

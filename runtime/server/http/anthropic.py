@@ -268,13 +268,13 @@ def _system(content: str | list[InputTextBlock] | None) -> list[dict[str, Any]]:
 
 
 def _choice(body: CountBody) -> ChatToolChoice:
-    given = body.tool_choice
-    if given is None:
+    choice = body.tool_choice
+    if choice is None:
         return ChatToolChoice()
-    if given.type == "tool" and given.name is None:
+    if choice.type == "tool" and choice.name is None:
         raise InvalidParameter("tool_choice.name", "tool_choice.name is missing")
-    parallel = False if given.disable_parallel_tool_use else None
-    return ChatToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
+    parallel = False if choice.disable_parallel_tool_use else None
+    return ChatToolChoice(_CHOICES[choice.type], choice.name, parallel)  # type: ignore[arg-type]
 
 
 def _messages(message: Message, param: str) -> list[dict[str, Any]]:
@@ -430,8 +430,8 @@ class Messages:
             async for event in answers.events():
                 if not begun:
                     begun = True
-                    found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
-                    used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
+                    usage = event.generated.usage if isinstance(event, FinalOutput) else event.begun
+                    used = msgspec.structs.replace(usage or Usage(), completion_tokens=0)
                     message = MessageReply(model=model, content=[], usage=_usage(used, prepared))
                     yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):

@@ -23,7 +23,7 @@ from rootlace.runtime.server.auth import ASKER, Asker
 from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, pieces_of
 from rootlace.runtime.server.http.connections import SEEN
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.http.errors import InvalidParameter, named
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import remaining
@@ -109,8 +109,8 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
     seen.prompt += usage.prompt_tokens
     if report is not None and len(seen.reports) < MAX_REPORTS:
         # No texts: a header is for machines, and Latin-1.
-        given = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
-        seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
+        report_fields = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
+        seen.reports.append(report_fields | ({"lost": report.lost} if report.lost else {}))
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     parts: tuple[Part, ...]
     params: SamplingParams
-    asked: Asked | None = None
+    rule: Rule | None = None
     namespace: str = ""
     cache_report: bool = False
     adapter: str = ""
@@ -141,7 +141,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             0,
             0,
             params=self.params,
-            constraint=self.asked.constraint if self.asked else None,
+            constraint=self.rule.constraint if self.rule else None,
             stream=stream,
             cache_report=self.cache_report,
             tell_cached=stream,
@@ -170,10 +170,10 @@ class GenerationStream:
         self._model = model
         self._requests = requests
         self._stream = stream
-        checked: Asked | None = None
+        checked: Rule | None = None
         for one in requests:
-            if one.asked is not None and one.asked is not checked:
-                checked = one.asked
+            if one.rule is not None and one.rule is not checked:
+                checked = one.rule
                 checked.check_keywords()
         asker = admitted()
         if model.drain.begun:
@@ -255,16 +255,16 @@ class GenerationStream:
 
     async def results(self) -> list[Generated]:
         """Return the results in the order of the requests."""
-        found = {index: event async for index, event in self if isinstance(event, Generated)}
-        return [found[index] for index in range(len(self._requests))]
+        results = {index: event async for index, event in self if isinstance(event, Generated)}
+        return [results[index] for index in range(len(self._requests))]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         while len(self._ended) < len(self._requests):
             self._idle = True
-            if (told := self._told(await self._events.get())) is not None:
-                yield told
+            if (event := self._checked_event(await self._events.get())) is not None:
+                yield event
 
-    def _told(
+    def _checked_event(
         self, event: tuple[int, Chunk | Generated] | Exception
     ) -> tuple[int, Chunk | Generated] | None:
         """Return an event for the iterator; None behind a request's end. Raises the error of a
@@ -275,21 +275,21 @@ class GenerationStream:
                 raise event
             finally:
                 del event  # its traceback has this frame
-        index, told = event
+        index, output = event
         if index in self._ended:
             return None
-        if not isinstance(told, Generated):
-            seen, cached = SEEN.get(), told.cached_tokens
+        if not isinstance(output, Generated):
+            seen, cached = SEEN.get(), output.cached_tokens
             if seen is not None and seen.cached is None and cached is not None:
                 seen.cached = cached  # a stream knows no more when it begins
             return event
         self._ended.add(index)
-        if told.prompt_logprobs:
-            self._count_scores(told, index)
+        if output.prompt_logprobs:
+            self._count_scores(output, index)
         if index in self._written:
-            told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
-        note_usage(told.usage, told.facts.report)
-        return index, told
+            output = msgspec.structs.replace(output, usage=self._counted(output.usage, index))
+        note_usage(output.usage, output.facts.report)
+        return index, output
 
     # ------------------------------------------------------------ one request
 
@@ -301,8 +301,8 @@ class GenerationStream:
             async with asyncio.timeout(request.handling.timeout) as deadline:
                 if self._turn is not None:
                     await self._turn.wait()
-                share, kept = request.handling.cache.share, "kept" if request.keep else ""
-                sequence = self._open.begin(request.namespace, request.adapter, share, kept)
+                share, program = request.handling.cache.share, "kept" if request.keep else ""
+                sequence = self._open.begin(request.namespace, request.adapter, share, program)
                 try:
                     rest = request.parts
                     if request.pins:
@@ -386,12 +386,12 @@ class GenerationStream:
 
     def _named(self, error: RootlaceError, index: int) -> RootlaceError:
         """Name the field of the body in the error."""
-        request, asked = self._requests[index], self._requests[index].asked
+        request, rule = self._requests[index], self._requests[index].rule
         if len(self._requests) > 1:
             param = error.param if isinstance(error, InvalidRequest) else None
             error = from_code(error.code, f"prompt {index}: {error}", param)
-        if isinstance(error, InvalidConstraint) and asked is not None:
-            return InvalidConstraint(asked.told(str(error)), asked.param)
+        if isinstance(error, InvalidConstraint) and rule is not None:
+            return InvalidConstraint(rule.with_tool(str(error)), rule.param)
         if isinstance(error, InvalidRequest) and (error.param or "").startswith("stop"):
             error.param = f"{request.sampling}.{error.param}" if request.sampling else error.param
         return named(error, request.param)
@@ -461,26 +461,26 @@ class Reader:
     def feed(self, text: str) -> list[Delta]:
         if self._parser is None:
             return [Content(text)] if text else []
-        return self._kept(self._parser.feed(text) if text else [])
+        return self._allowed(self._parser.feed(text) if text else [])
 
     def finish(self) -> list[Delta]:
-        return [] if self._parser is None else self._kept(self._parser.finish())
+        return [] if self._parser is None else self._allowed(self._parser.finish())
 
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+    def _allowed(self, deltas: list[Delta]) -> list[Delta]:
         """Drop deltas behind the only call allowed."""
         deltas, self._first = [*self._first, *deltas], []
-        kept = []
+        allowed = []
         for delta in deltas:
             if isinstance(delta, Reasoning):
                 self.thoughts.append(delta.text)
             self._calls += isinstance(delta, CallBegin)
             if self._several or self._calls <= 1:
-                kept.append(delta)
+                allowed.append(delta)
                 if isinstance(delta, CallBegin):
                     self._arguments = []
                 elif isinstance(delta, CallArguments) and self._arguments is not None:
                     self._arguments.append(delta.text)
-        return kept
+        return allowed
 
     def has_cut_call(self, output: Output) -> bool:
         """Return whether `output`, already read, was cut within a call."""
@@ -520,9 +520,9 @@ class AnswerStream(GenerationStream):
         """Give an `AnswerDelta` for each chunk, and the `FinalOutput` last."""
         while not self._ended:
             self._idle = True
-            if (told := self._told(await self._events.get())) is None:
+            if (output := self._checked_event(await self._events.get())) is None:
                 continue
-            _, event = told
+            _, event = output
             if isinstance(event, Chunk):
                 yield self._delta(event)
                 continue
@@ -578,7 +578,7 @@ Result = Explained | Generated | Selected
 
 async def behind_prompts(
     model: ServedModel,
-    asked: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
+    operations: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
     count: int,
     *,
     namespace: str,
@@ -602,7 +602,7 @@ async def behind_prompts(
     clock = asyncio.get_running_loop().time
     started = clock()
     results: dict[int, Result] = {}
-    waiting = enumerate(asked)
+    waiting = enumerate(operations)
     unloaded: list[RootlaceError] = []
     turn = Turn()
 
@@ -673,6 +673,6 @@ async def vectors(
     if dimensions is not None and not 0 < dimensions <= size:
         raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
     how["dimensions"] = dimensions
-    found, usage = await find_vectors(model, inputs, pooling, asker=admitted(), **how)
+    vectors, usage = await find_vectors(model, inputs, pooling, asker=admitted(), **how)
     note_usage(usage, None)
-    return found, usage
+    return vectors, usage

@@ -94,13 +94,13 @@ def running_of(model: ServedModel, entry: Entry, expires_at: str = NEVER) -> Ent
 def files_at(path: Path) -> tuple[int, str]:
     """Return the bytes of a model's files, and a digest that changes with them."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    size, found = 0, []
+    size, paths = 0, []
     for file in files:
         if file.is_file() and not file.name.startswith("."):
             about = file.stat()
             size += about.st_size
-            found.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
-    return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
+            paths.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
+    return size, hashlib.sha256("\0".join(paths or [str(path)]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -275,21 +275,21 @@ class Scores:
             method=body.method or "token_length_normalized",
             temperature=body.temperature or 0.0,
         )
-        (found,) = await behind_prompts(
+        (selected,) = await behind_prompts(
             self._served,
             [(prompt.parts(), select)],
             1,
             **placed_unpinned(self._served, body, model),
             param=lambda index: "input_ids" if body.text is None else "text",
         )
-        assert isinstance(found, Selected)
-        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-        return Selection(found.choice, found.index, list(found.scores), used)
+        assert isinstance(selected, Selected)
+        used = PromptUsage(selected.usage.prompt_tokens, selected.usage.cached_tokens)
+        return Selection(selected.choice, selected.index, list(selected.scores), used)
 
     async def embed(self, body: EmbeddingBody) -> EmbeddingReply:
         model = check_name(self._served.model_info, body.model)
         prompts = parse_prompts(body.input, "input", self._served.model_info.vocab_size)
-        found, usage = await vectors(
+        embeddings, usage = await vectors(
             self._served,
             [prompt.parts() for prompt in prompts],
             body.pooling,
@@ -298,7 +298,7 @@ class Scores:
             **placed_unpinned(self._served, body, model),
         )
         form, count = body.encoding_format, usage.prompt_tokens
-        data = [Embedding(index, _encoded(vector, form)) for index, vector in enumerate(found)]
+        data = [Embedding(index, _encoded(vector, form)) for index, vector in enumerate(embeddings)]
         details = PromptTokens(cached_tokens=usage.cached_tokens)
         return EmbeddingReply(model, data, EmbeddingUsage(count, count, details))
 
@@ -391,10 +391,10 @@ class Scores:
         place: _Place,
     ) -> tuple[list[Vector], ScoreUsage]:
         """Compute a vector of each input; of length 1, for comparisons, if `pooling` is None."""
-        found, usage = await vectors(
+        rows, usage = await vectors(
             self._served, inputs, pooling, normalise=pooling is None, names=names, **place
         )
-        return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
+        return rows, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 
     def _method(self, body: _Ranked) -> Method:
         """Return the requested method, or the model's own. Raises InvalidParameter for a method
@@ -446,8 +446,8 @@ class Scores:
         return await self._select(parts, len(pairs), _ANSWERS, place, field)
 
     def _question(self, instruction: str, query: str, text: str) -> tuple[Part, ...]:
-        asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
-        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
+        question = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
+        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
         request = ChatRequest(messages, {}, template={"enable_thinking": False})
         return self._chats.render(request, ())
 
@@ -504,16 +504,16 @@ class Scores:
             params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
             return Generate(0, 0, params=params)
 
-        asked = (((Tokens((*ids, label)),), read(ids)) for ids in prompts for label in labels)
+        operations = (((Tokens((*ids, label)),), read(ids)) for ids in prompts for label in labels)
         results = await behind_prompts(
             self._served,
-            asked,
+            operations,
             len(prompts) * len(labels),
             at_once=_AT_ONCE,
             param=lambda index: f"items[{index // len(labels)}]",
             **place,
         )
-        found = []
+        scores = []
         for index, ids in enumerate(prompts):
             mine = results[index * len(labels) : (index + 1) * len(labels)]
             logprobs = []
@@ -522,8 +522,8 @@ class Scores:
                 logprob = one.prompt_logprobs[-1].logprob
                 assert logprob is not None  # only a context's first token has none
                 logprobs.append(logprob)
-            found.append(_Scored(tuple(logprobs), len(ids)))
-        return found
+            scores.append(_Scored(tuple(logprobs), len(ids)))
+        return scores
 
     async def _select(
         self,
@@ -537,12 +537,12 @@ class Scores:
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
-        asked = ((parts, Select(0, 0, tuple(labels))) for parts in prompts)
+        operations = ((parts, Select(0, 0, tuple(labels))) for parts in prompts)
         at_once = max(1, _AT_ONCE // len(labels))
-        found = []
+        scores = []
         results = await behind_prompts(
             self._served,
-            asked,
+            operations,
             count,
             at_once=at_once,
             param=field.format,
@@ -551,8 +551,8 @@ class Scores:
         )
         for one in results:
             assert isinstance(one, Selected)
-            found.append(_Scored(one.scores, one.usage.prompt_tokens))
-        return found
+            scores.append(_Scored(one.scores, one.usage.prompt_tokens))
+        return scores
 
 
 def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
@@ -574,10 +574,10 @@ def _usage(scored: Sequence[_Scored]) -> ScoreUsage:
     return ScoreUsage(total, total)
 
 
-def _listed(given: str | list[str] | None, param: str) -> list[str]:
-    if not given:
+def _listed(texts: str | list[str] | None, param: str) -> list[str]:
+    if not texts:
         raise InvalidParameter(param, f"{param} is missing or empty")
-    return [given] if isinstance(given, str) else given
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _check_count(count: int, bound: int) -> None:

@@ -63,8 +63,8 @@ class PrefixHolds:
         held.callback(self._forget, held)
         self._held[held] = tokens
         self._tokens += tokens
-        most = self._model.model_info.capacity_tokens // _PART_OF_CACHE
-        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
+        max_tokens = self._model.model_info.capacity_tokens // _PART_OF_CACHE
+        while self._held and (len(self._held) > MAX_HELD or self._tokens > max_tokens):
             next(iter(self._held)).close()
         return held.close
 
@@ -190,8 +190,8 @@ class Sessions:
     async def begin(self, params: SessionParams, prompt: Prompt, rid: str) -> Turn:
         """Begin a turn. Raises InvalidParameter for an unknown session or request, or one that
         cannot be gone on from."""
-        given = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
-        new = array("i", given)
+        ids = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
+        new = array("i", ids)
         key = owner(), params.id
         if key not in self._turns:
             raise InvalidParameter("session_params.id", f"there is no session {params.id!r}")

@@ -13,7 +13,7 @@ from rootlace.runtime.server.http.chat_request import (
     calls_or_format,
     forced_call,
 )
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.tool_parsers.base import Format
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
@@ -158,7 +158,7 @@ async def test_pages_may_read_it(serve: Serve) -> None:
 
 # --- which tool is wrong -------------------------------------------------------------------------
 
-FORMAT = Asked(Constraint("json_schema", '{"type": "object"}'), "response_format")
+FORMAT = Rule(Constraint("json_schema", '{"type": "object"}'), "response_format")
 FINE = Tool("fine", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
 PLAIN = Tool("plain")
 BAD = Tool("bad", None, {"type": "object", "properties": {"x": {"type": "strin"}}}, True)
@@ -184,7 +184,7 @@ PLACES = {
 """In the schema that the user wrote."""
 
 
-def _made(form: Format, tools: list[Tool]) -> list[Asked]:
+def _made(form: Format, tools: list[Tool]) -> list[Rule]:
     return [
         forced_call(ToolChoice("required"), tools, form, {})[1],
         forced_call(ToolChoice("required", parallel=True), tools, form, {})[1],
@@ -203,18 +203,18 @@ def test_the_tool_whose_schema_is_malformed_is_named(form: Format, wrong: Tool) 
         for asked in _made(form, tools):
             with pytest.raises(InvalidConstraint) as caught:
                 compiler.compile(asked.constraint)
-            told = asked.told(str(caught.value))
+            told = asked.with_tool(str(caught.value))
             assert told.startswith(f"tool {wrong.name!r}: json_schema: {PLACES[wrong.name]}")
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_the_format_that_is_malformed_is_no_tools(form: Format) -> None:
     constraint = Constraint("json_schema", '{"properties": {"x": {"type": "strin"}}}')
-    wrong = Asked(constraint, "response_format")
+    wrong = Rule(constraint, "response_format")
     asked = calls_or_format(wrong, ToolChoice(), [FINE, PLAIN], form)
     with pytest.raises(InvalidConstraint) as caught:
         GrammarCompiler(byte_vocabulary()).compile(asked.constraint)
-    assert asked.told(str(caught.value)) == str(caught.value)
+    assert asked.with_tool(str(caught.value)) == str(caught.value)
 
 
 async def test_the_name_is_in_the_reply(served: Served) -> None:
