@@ -212,9 +212,9 @@ class SuffixIndex:
     # ------------------------------------------------------------ looking up
 
     def find(
-        self, own: IndexedText, tokens: np.ndarray, length: int
+        self, asking: IndexedText, tokens: np.ndarray, length: int
     ) -> tuple[IndexedText, int, int] | None:
-        """Find an earlier continuation of `tokens[:length]`, of the request of the text `own`.
+        """Find an earlier continuation of `tokens[:length]`, of the request of the text `asking`.
         Returns a text, the place there, and the index in `GRAMS` that agreed; None if nothing is
         known."""
         if self._fresh:
@@ -224,7 +224,7 @@ class SuffixIndex:
             return None
         products = list(map(mul, recent[::-1], _POWERS))
         hashed, at, slots = 0, 0, []
-        for size, salt in zip(GRAMS, own.owner.salts, strict=True):
+        for size, salt in zip(GRAMS, asking.owner.salts, strict=True):
             if size > len(recent):
                 break
             hashed += sum(products[at:size])
@@ -233,7 +233,7 @@ class SuffixIndex:
         for rank in range(len(slots) - 1, -1, -1):
             entry = self._table.item(slots[rank])
             text = self._texts.get(entry >> 32)
-            if text is None or text.owner is not own.owner:
+            if text is None or text.owner is not asking.owner:
                 continue
             size, place = GRAMS[rank], entry & 0xFFFFFFFF
             if (
@@ -280,12 +280,12 @@ def _rolling(tokens: np.ndarray) -> np.ndarray:
 
     The first ones of each length miss tokens that would be before the first.
     """
-    found, size, row = tokens.astype(np.uint64), 1, 0
+    sums, size, row = tokens.astype(np.uint64), 1, 0
     hashes = np.empty((len(GRAMS), len(tokens)), np.uint64)
     while size < LONGEST:
-        longer = found.copy()
-        longer[size:] += found[:-size] * np.uint64(_POWERS[size])
-        found, size = longer, 2 * size
+        longer = sums.copy()
+        longer[size:] += sums[:-size] * np.uint64(_POWERS[size])
+        sums, size = longer, 2 * size
         if size in GRAMS:
-            hashes[row], row = found, row + 1
+            hashes[row], row = sums, row + 1
     return hashes

@@ -228,8 +228,8 @@ def test_what_is_told_by_those_that_are_swept_takes_bounded_room(
     index = _being_swept(monkeypatch)
     for at in range(50, 90):
         index.apply(0, change({at}, set(range(50, at))))
-        assert index._told == sum(len(one.digests) for one in index._news) <= 4096
-        assert index._told_later == sum(len(one.digests) for one in index._later) <= 100
+        assert index._count == sum(len(one.digests) for one in index._news) <= 4096
+        assert index._count_later == sum(len(one.digests) for one in index._later) <= 100
     assert index.match(array([89])) == [(1, 1)] and index.match(array([50])) == []
 
 
