@@ -28,10 +28,10 @@ class HolderSets:
     have the same holders, so there are far fewer sets than blocks.
     """
 
-    def __init__(self, most: int = MOST_SETS) -> None:
+    def __init__(self, limit: int = MOST_SETS) -> None:
         self.bits = [0]
         """Set by number."""
-        self._limit = most
+        self._limit = limit
         self._numbers = {0: 0}
         self._uses = [0]
         self._free: list[int] = []
@@ -105,14 +105,14 @@ class PrefixIndex:
 
     A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
     further ones are ignored until others go. The table has a bucket of slots for each few digests,
-    allocated once: 24 bytes for each of `most` (the system commits used pages only), plus
+    allocated once: 24 bytes for each of `limit` (the system commits used pages only), plus
     `HolderSets`. So the index never pauses to grow or to rehash. Reports are collected
     until the next look, and written together: a write costs about the same for one digest as for
     many.
     """
 
-    def __init__(self, most: int = MOST_ENTRIES) -> None:
-        buckets = max(2 * most // _WIDTH, _FEWEST) | 1
+    def __init__(self, limit: int = MOST_ENTRIES) -> None:
+        buckets = max(2 * limit // _WIDTH, _FEWEST) | 1
         self._buckets = buckets
         self._keys = np.zeros(buckets * _WIDTH, np.uint64)
         """Digests by slot; 0 where a slot is free."""
@@ -123,7 +123,7 @@ class PrefixIndex:
         self._raw = self._keys.data.cast("B")
         self._numbers = self._sets.data
         self._holders = HolderSets()
-        self._limit = most
+        self._limit = limit
         self._known = 0
         self._heard = 0
         """Replicas (bits) that may hold a prefix."""

@@ -37,7 +37,7 @@ class BelowPools:
     """Blocks in the offload levels of all replicas, and read times.
 
     One table per level, by the keys that engines report (`Below`): as many blocks as `replicas`
-    have there, at most `most`.
+    have there, at most `limit`.
     """
 
     def __init__(self, replicas: int, limit: int) -> None:
