@@ -103,7 +103,7 @@ class _News(NamedTuple):
 class PrefixIndex:
     """Prefix digest (uint64) -> replicas that hold the prefix.
 
-    A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
+    A replica that holds a prefix holds all shorter ones, too. At most `limit` prefixes are known;
     further ones are ignored until others go. The table has a bucket of slots for each few digests,
     allocated once: 24 bytes for each of `limit` (the system commits used pages only), plus
     `HolderSets`. So the index never pauses to grow or to rehash. Reports are collected

@@ -141,8 +141,8 @@ class GraphCounters:
 class Graphs:
     """Runner of pieces of work by their keys: by graph where one exists. Not thread-safe.
 
-    Every graph takes memory, and there are more kinds of steps than possible graphs. At most `most`
-    are kept; a new graph replaces the least recently replayed one.
+    Every graph takes memory, and there are more kinds of steps than possible graphs. At most
+    `limit` are kept; a new graph replaces the least recently replayed one.
     """
 
     def __init__(
