@@ -157,7 +157,7 @@ class Row:
         if self.length - self._own.known >= LEARNT_AT_ONCE or not self.left:
             self._recalled.index.learn(self._own, self.ids[self._own.known : self.length])
             if not self._own.number:
-                self.drafter.own = None
+                self.drafter.indexed = None
             self.places.learn(self._number, self.tokens[self._known : self.length])
             self._known = self.length
 

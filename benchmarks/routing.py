@@ -224,7 +224,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
 
     for replica in range(replicas):
         prompt = next(prompts(np.random.default_rng(replica), stems))
-        held = digests.told("", prompt[:3072], BLOCK)
+        held = digests.reported("", prompt[:3072], BLOCK)
         router.heard(replica, Change(np.concatenate((held, others(replica))), none))
     size = (process.memory_info().rss - before) / max(blocks, 1)
     asked = [prompt for prompt, _ in zip(prompts(dice, stems), range(requests), strict=False)]
@@ -236,7 +236,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     routed = time.thread_time()
     gone = {replica: iter(np.array_split(others(replica), each // TOLD)) for replica in set(went)}
     told = [
-        Change(digests.told("", prompt, BLOCK)[-TOLD:], next(gone[replica], none))
+        Change(digests.reported("", prompt, BLOCK)[-TOLD:], next(gone[replica], none))
         for prompt, replica in zip(asked, went, strict=True)
     ]
     tell = time.thread_time()

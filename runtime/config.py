@@ -75,11 +75,11 @@ def settings(config: type, path: tuple[str, ...] = ()) -> Iterator[Setting]:
         place = (*path, each.name)
         if is_dataclass(types[each.name]):
             yield from settings(types[each.name], place)
-        elif (found := each.metadata.get("option")) is not None:
-            keyword = found.keyword or each.name
+        elif (declared := each.metadata.get("option")) is not None:
+            keyword = declared.keyword or each.name
             required = each.default is MISSING
             default = None if required else each.default
-            yield Setting(keyword, place, types[each.name], default, required, found)
+            yield Setting(keyword, place, types[each.name], default, required, declared)
 
 
 # Ranges are checked where a configuration is received; the error names the value that is wrong.
@@ -492,19 +492,19 @@ def runtime_config(
         "engine": {"executor": {"model": model}},
     }
     known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
-    for given, value in options.items():
-        setting = known.get(given)
+    for keyword, value in options.items():
+        setting = known.get(keyword)
         if setting is None:
-            close = get_close_matches(given, known, n=1)
+            close = get_close_matches(keyword, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"Runtime() got an unexpected keyword argument {given!r}{hint}")
+            raise TypeError(f"Runtime() got an unexpected keyword argument {keyword!r}{hint}")
         if value is None and setting.required:
             continue  # the default that the signature shows
         if isinstance(value, Path):
             value = str(value)
         if isinstance(value, Mapping):
             value = [f"{key}={one}" for key, one in value.items()]
-        if given == setting.option.opposite:
+        if keyword == setting.option.opposite:
             value = not value
         try:
             json.decode(json.encode(value), type=setting.type)  # as the server does
@@ -512,7 +512,7 @@ def runtime_config(
             kinds = (setting.type, *get_args(setting.type))
             values = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
             hint = f" (there are {', '.join(map(repr, values[0]))})" if values else ""
-            raise ValidationError(f"{given}: {error}{hint}") from None
+            raise ValidationError(f"{keyword}: {error}{hint}") from None
         setting.put(config, value)
     if name and not config["gateway"].get("served_name"):
         config["gateway"]["served_name"] = name

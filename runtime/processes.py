@@ -106,8 +106,8 @@ def take_descriptors() -> None:
 
 def descriptors() -> int:
     """Return the bound of descriptors of this process."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return DESCRIPTORS if most == resource.RLIM_INFINITY else most
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
 
 
 def child_command(module: str) -> list[str]:

@@ -135,11 +135,11 @@ class Tcp:
             giver.close()
 
     def _giver(self, source: bytes) -> _Giver:
-        found = self._givers.pop(source, None) or _Giver(self._taking, source)
+        giver = self._givers.pop(source, None) or _Giver(self._taking, source)
         if len(self._givers) >= MOST_GIVERS:  # the one that was asked longest ago
             self._drop(next(iter(self._givers)))
-        self._givers[source] = found
-        return found
+        self._givers[source] = giver
+        return giver
 
 
 def _give(socket: zmq.Socket[bytes], slots: np.ndarray) -> None:
@@ -148,11 +148,11 @@ def _give(socket: zmq.Socket[bytes], slots: np.ndarray) -> None:
     with socket:
         while True:
             try:
-                who, asked = socket.recv_multipart()
-                slot = int.from_bytes(asked, "little")
+                who, question = socket.recv_multipart()
+                slot = int.from_bytes(question, "little")
                 block = slots[slot].data if slot < len(slots) else b""
                 pieces = [block[at : at + PIECE_BYTES] for at in range(0, len(block), PIECE_BYTES)]
-                socket.send_multipart([who, asked, *pieces], zmq.NOBLOCK)
+                socket.send_multipart([who, question, *pieces], zmq.NOBLOCK)
             except zmq.ContextTerminated:
                 return
             except (ValueError, zmq.ZMQError):  # no question of ours; or it is gone, or full
@@ -167,23 +167,23 @@ class _Giver:
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._closed = self._socket.get_monitor_socket(_CLOSED)
-        self._asked: list[int] = []
+        self._pending: list[int] = []
         sockets.connect(self._socket, address, public_key)
 
     def ask(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            if slot not in self._asked:
+            if slot not in self._pending:
                 self._socket.send(slot.to_bytes(4, "little"), zmq.NOBLOCK)
-                self._asked.append(slot)
+                self._pending.append(slot)
 
     def take(self, slot: int, into: np.ndarray, patience: float) -> None:
         """Raises `BlockLost`; ValueError where it sends what nobody asked for."""
         self.ask([slot])
-        end, found, at = time.monotonic() + patience, -1, 0
-        while found != slot:  # other slots are no longer wanted
+        end, received, at = time.monotonic() + patience, -1, 0
+        while received != slot:  # other slots are no longer wanted
             head, *pieces = self._next(end)
-            found = int.from_bytes(head.bytes, "little")
-            self._asked.remove(found)
+            received = int.from_bytes(head.bytes, "little")
+            self._pending.remove(received)
         for piece in pieces:
             content = np.frombuffer(piece.buffer, np.uint8)[: len(into) - at]
             into[at : at + len(content)] = content

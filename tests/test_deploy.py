@@ -24,7 +24,7 @@ from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.server.http.app import endpoints
 from rootlace.runtime.server.telemetry import Metrics
 from tests.engine.harness import Harness
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.simulated_executor import SimulatedExecutor
 
 HERE = Path(__file__).resolve().parents[1] / "examples" / "deploy"
@@ -47,7 +47,7 @@ def container() -> Any:
 
 
 def paths() -> set[str]:
-    return {each.path for each in endpoints(FakeGateway())}  # type: ignore[arg-type]
+    return {each.path for each in endpoints(FakeModel())}  # type: ignore[arg-type]
 
 
 def test_every_file_can_be_read() -> None:

@@ -55,8 +55,8 @@ class NativeAttention:
         self, batch: AttentionBatch, window: int | None, rows: int | None = None
     ) -> NativePlan:
         """Plan a step (`interface.PlanAttention`), ignoring `rows`, as no graph is replayed."""
-        given = (batch.row_start, batch.context_len, batch.block_tables)
-        memory = [one.astype("int32", order="C", copy=False) for one in given]
+        arrays = (batch.row_start, batch.context_len, batch.block_tables)
+        memory = [one.astype("int32", order="C", copy=False) for one in arrays]
         starts, lengths, tables = (one.ctypes.data for one in memory)
         rows_at = Rows(*memory[2].shape, starts, lengths, tables, SEEK_RUNS)
         return NativePlan(rows_at, memory, self._chosen(int(batch.row_start[-1])), window or 0)

@@ -63,24 +63,24 @@ INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _AR
 
 class Processor(msgspec.Struct, frozen=True):
     """Processor with its instruction sets, the best first: `has` the reported ones, `lacks` the
-    others. Without a report from the system (`told`), `lacks` are the sets that may be missing."""
+    others. Without a report from the system (`known`), `lacks` are the sets that may be missing."""
 
     name: str
     architecture: str
     has: tuple[InstructionSet, ...]
     lacks: tuple[InstructionSet, ...]
-    told: bool = True
+    known: bool = True
 
 
 def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
     """Read the processor from /proc/cpuinfo below `root`. `architecture`: "" is this machine's."""
-    told = first_processor(root)
+    entries = first_processor(root)
     # ARM calls them features.
-    flags = set((told.get("flags") or told.get("Features") or "").split())
+    flags = set((entries.get("flags") or entries.get("Features") or "").split())
     architecture = architecture or platform.machine()
     known = INSTRUCTION_SETS.get(architecture, ())
     return Processor(
-        told.get("model name") or platform.processor() or architecture,
+        entries.get("model name") or platform.processor() or architecture,
         architecture,
         tuple(one for one in known if one.flags <= flags),
         tuple(one for one in known if not one.flags <= flags),
@@ -90,9 +90,9 @@ def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
 
 def kind_of_processor() -> str:
     """Describe this machine's processor and its instruction sets."""
-    told = first_processor()
+    entries = first_processor()
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(told[name] for name in wanted if name in told) or platform.processor()
+    return "\n".join(entries[name] for name in wanted if name in entries) or platform.processor()
 
 
 def first_processor(root: Path = ROOT) -> dict[str, str]:

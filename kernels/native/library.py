@@ -107,9 +107,9 @@ def _type(kind: str, pointer: str = "") -> Any:
     return structure or _TYPES[kind]
 
 
-def _parameters(given: str) -> list[Any]:
+def _parameters(declared: str) -> list[Any]:
     """Return the types of a function's parameters; arrays and structures are addresses."""
-    each = given.split(",") if given.strip() else ()
+    each = declared.split(",") if declared.strip() else ()
     return [c_void_p if "*" in one else _type(one.split()[0]) for one in each]
 
 
@@ -195,13 +195,13 @@ STRUCTURES = (
 def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:
     """Yield each function's name, with its result and parameters."""
     declared = r"RL_API (?:const )?(\w+)(\*?)\s+(rl_\w+)\(([^)]*)\);"
-    for kind, pointer, name, given in re.findall(declared, _DECLARED):
+    for kind, pointer, name, parameters in re.findall(declared, _DECLARED):
         result: Any = c_char_p if kind == "char" else Created
         if not pointer:
             result = _type(kind)
         if result is c_int32 and name not in NUMBERS | CHECKED:
             result = Status
-        yield name, (result, _parameters(given))
+        yield name, (result, _parameters(parameters))
 
 
 FUNCTIONS = dict(_functions())

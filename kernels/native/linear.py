@@ -253,11 +253,11 @@ class Products:
         first, packer, gated = self._held[0], self._packer, self.gated
         if gated != epilogue.gated:
             raise ValueError("weights are packed as gated for gated epilogues and for nothing else")
-        own = not epilogue.wide
+        stored = not epilogue.wide
         columns = first.outputs // 2 if gated else first.outputs
         for name, tensor, dtype, shape in (
             ("x", x, packer.dtype, (x.shape[0], first.inputs)),
-            ("out", out, packer.dtype if own else torch.float32, (x.shape[0], columns)),
+            ("out", out, packer.dtype if stored else torch.float32, (x.shape[0], columns)),
         ):
             whole = tensor[:1] if name == "x" else tensor
             if tensor.dtype != dtype or tensor.shape != shape or not whole.is_contiguous():

@@ -159,8 +159,8 @@ def _small(root: Path, threads: list[int]) -> set[int]:
     cpus = root / "sys/devices/system/cpu"
     capacity = {thread: read_text(cpus / f"cpu{thread}/cpu_capacity") for thread in threads}
     known = {thread: int(text) for thread, text in capacity.items() if text.isdigit()}
-    most = max(known.values(), default=0)
-    return {thread for thread, value in known.items() if value < most}
+    fastest = max(known.values(), default=0)
+    return {thread for thread, value in known.items() if value < fastest}
 
 
 def _nodes(folder: Path) -> dict[int, int]:

@@ -35,8 +35,8 @@ def _columns(
     to). Raises ValueError if names or lengths differ from those that C++ reads."""
     if values.keys() != declared.keys():
         raise ValueError(f"given are {sorted(values)}, the kernel reads {sorted(declared)}")
-    kept = [np.asarray(values[name], dtype) for name, dtype in declared.items()]
-    return [number for each in kept for number in _column(each, count)], kept
+    arrays = [np.asarray(values[name], dtype) for name, dtype in declared.items()]
+    return [number for each in arrays for number in _column(each, count)], arrays
 
 
 def _column(values: np.ndarray, count: int) -> tuple[int, int]:
@@ -62,26 +62,26 @@ class NativeSampling:
         """Edit logits (`interface.EditLogits`)."""
         logits = np.ascontiguousarray(logits, np.float32)
         _check(edits, len(logits))
-        given = Edits()
-        kept = []
+        arguments = Edits()
+        arrays = []
         if edits.seen_start is not None:
             penalties, values = _columns(self._penalties, edits.penalties, len(logits))
-            kept += values
+            arrays += values
             numbers = array("q", penalties)
-            given.penalties = numbers.buffer_info()[0]
+            arguments.penalties = numbers.buffer_info()[0]
         for name, values in asdict(edits).items():
             if name == "penalties" or values is None:
                 continue
-            kept.append(np.ascontiguousarray(values, np.float32 if name == "bias" else np.int32))
-            setattr(given, name, kept[-1].ctypes.data)
+            arrays.append(np.ascontiguousarray(values, np.float32 if name == "bias" else np.int32))
+            setattr(arguments, name, arrays[-1].ctypes.data)
             if name == "mask_table":
-                given.mask_words = values.shape[1]
+                arguments.mask_words = values.shape[1]
         edited = np.empty_like(logits)
         self._library.rl_edit(
             self._team.handle,
             logits.ctypes.data,
             *logits.shape,
-            ctypes.addressof(given),
+            ctypes.addressof(arguments),
             edited.ctypes.data,
         )
         return edited
@@ -149,8 +149,8 @@ class NativeSampling:
 
 def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
     """Return the operations of `HostSampling` in C++."""
-    own = NativeSampling(library, team)
-    return HostSampling(own.edit_logits, own.pick_tokens, own.score_tokens)
+    native = NativeSampling(library, team)
+    return HostSampling(native.edit_logits, native.pick_tokens, native.score_tokens)
 
 
 def check_mask_rows(rows: np.ndarray, masks: int) -> None:

@@ -81,7 +81,7 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
 def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Quantise finite [M, Nk, D] of any floating-point dtype -> uint8 [M, slot_bytes]."""
     count, heads, dim = values.shape
-    wide, most = values.float().unsqueeze(2), float(2**bits - 1)  # [M, Nk, groups, numbers]
+    wide, top = values.float().unsqueeze(2), float(2**bits - 1)  # [M, Nk, groups, numbers]
     if bits == 4:
         # A smaller group repeats its last byte.
         byte = torch.arange(num_groups(4, dim) * GROUP_BYTES, device=values.device)
@@ -89,10 +89,10 @@ def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
         wide = values.float()[..., torch.cat((byte, byte + dim // 2), dim=1)]
     offset = _rounded_down(wide.amin(3))
     # Divided by a tensor: on a GPU torch multiplies by a number's inverse and rounds differently.
-    scale = _rounded_up((wide.amax(3) - offset) / wide.new_full((), most))
+    scale = _rounded_up((wide.amax(3) - offset) / wide.new_full((), top))
     scale = torch.where(scale < LEAST_SCALE, 0.0, scale)
     inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
-    found = ((wide - offset.unsqueeze(3)) * inverse.unsqueeze(3)).round_().clamp_(0.0, most)
+    found = ((wide - offset.unsqueeze(3)) * inverse.unsqueeze(3)).round_().clamp_(0.0, top)
     codes = found.nan_to_num_(0.0).to(torch.uint8)
     if bits == 4:
         codes = codes[..., :GROUP_BYTES] | codes[..., GROUP_BYTES:] << 4

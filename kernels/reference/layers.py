@@ -178,8 +178,8 @@ def rope_and_write(
 
 
 def _stored(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    most = torch.finfo(dtype).max
-    return (values.float() / scale.unsqueeze(1)).clamp(-most, most).to(dtype)
+    limit = torch.finfo(dtype).max
+    return (values.float() / scale.unsqueeze(1)).clamp(-limit, limit).to(dtype)
 
 
 # Feed tokens --------------------------------------------------------------------------------------
@@ -328,8 +328,8 @@ def _cut(
         codes = _nearest(groups, scale, offset, 0, 15)
         middle = codes.mean(dim=-1, keepdim=True)
         both = torch.linalg.vecdot(codes, centred).unsqueeze(-1)
-        own = torch.linalg.vecdot(codes, codes).unsqueeze(-1) - codes.shape[-1] * middle**2
-        scale = torch.where(own > 0, both / own, 0.0)
+        square = torch.linalg.vecdot(codes, codes).unsqueeze(-1) - codes.shape[-1] * middle**2
+        scale = torch.where(square > 0, both / square, 0.0)
         return scale, mean - scale * middle, scale * both  # reduction of the error
 
     best = [span / 15, low, torch.full_like(low, -1.0)]

@@ -159,10 +159,10 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
     if edits.seen_start is not None:
         assert edits.seen_token is not None and edits.seen_count is not None
         owner, index = _places(edits.seen_start, edits.seen_token, x.shape[1])
-        given = {name: values[owner] for name, values in edits.penalties.items()}
-        old, by = flat[index], given["repetition_penalty"].float()
+        penalties = {name: values[owner] for name, values in edits.penalties.items()}
+        old, by = flat[index], penalties["repetition_penalty"].float()
         old = torch.where(old > 0, old / by, old * by)
-        amount = given["frequency_penalty"] * edits.seen_count + given["presence_penalty"]
+        amount = penalties["frequency_penalty"] * edits.seen_count + penalties["presence_penalty"]
         amount = torch.where(edits.seen_count > 0, amount, 0.0)
         flat[index] = old - amount.float()
     return x
@@ -274,7 +274,7 @@ def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) 
     # In place: fresh memory of this size costs a CPU more than the arithmetic.
     weights = x.double().sub_(best.unsqueeze(1)).div_(temperature).exp_()
     if choice == "cut":
-        weights.masked_fill_(~_kept(x, weights, rows), 0.0)
+        weights.masked_fill_(~_kept_tokens(x, weights, rows), 0.0)
     cumulative = weights.cumsum(1)
     total = cumulative[:, -1:]
     target = uniforms(rows.seed, rows.position).unsqueeze(1) * total
@@ -283,7 +283,7 @@ def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) 
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
-def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tensor:
+def _kept_tokens(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tensor:
     """Return bool [R, V]: the tokens that top-k, top-p and min-p keep."""
     vocab = x.shape[1]
     above = weights >= rows.params["min_p"].unsqueeze(1)
@@ -294,8 +294,8 @@ def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tenso
     ranked = FIRST_RANKED
     while len(pending):
         ranked = min(ranked, vocab)
-        given = x[pending], weights[pending], top_k[pending], top_p[pending]
-        inside, decided = _in_prefix(*given, ranked)
+        undecided = x[pending], weights[pending], top_k[pending], top_p[pending]
+        inside, decided = _in_prefix(*undecided, ranked)
         above[pending[decided]] &= inside[decided]
         pending = pending[~decided]
         ranked *= MORE_RANKED

@@ -434,19 +434,19 @@ def plan_decode(
     if np.count_nonzero(step.decoding) > 1:
         ranges = shared_ranges(batch, step.decoding, step.first, sharing)
     ranges, segments, begin = _fitting_ranges(ranges, step, slots, batch, sharing, tile)
-    own = step.own_items(begin)
-    above = np.zeros_like(own)  # partial results of a row's shared positions
+    row_items = step.own_items(begin)
+    above = np.zeros_like(row_items)  # partial results of a row's shared positions
     ordinals = []
     for found, number in zip(ranges, segments, strict=True):
         ordinals.append(int(above[found.begin]))
         above[found.begin : found.end] += number
-    partial = above + own
+    partial = above + row_items
     partial[partial == 1] = 0  # an only item writes the output directly
     starts = np.zeros(padded_rows + 1, np.int64)
     np.cumsum(partial, out=starts[1 : count + 1])
     starts[count + 1 :] = starts[count]
 
-    items = _own_items(step, begin, own, np.where(partial > 0, starts[:count] + above, -1))
+    items = _own_items(step, begin, row_items, np.where(partial > 0, starts[:count] + above, -1))
     group = batch.num_heads // batch.num_kv_heads
     shared = _shared_items(ranges, segments, ordinals, group, tile, sharing.unit)
     blocks_at = items_at(padded_rows) + items.size + shared.size

@@ -354,8 +354,8 @@ def tree_attention(
 def tree_tile(rows: int, group: int, dim: int, dtype: torch.dtype) -> int:
     """Return the pairs per tile for a family of `rows` rows: all pairs, if their results fit into
     registers. Unused rows of the matrix units cost nothing in a kernel bound by memory."""
-    most = 32 if dtype == torch.float32 else 128 if dim <= 128 else 64
-    return min(padded(rows * group, 16), most)
+    limit = 32 if dtype == torch.float32 else 128 if dim <= 128 else 64
+    return min(padded(rows * group, 16), limit)
 
 
 def tree_programs(device: torch.device, arch: int, dim: int, dtype: torch.dtype, tile: int) -> int:

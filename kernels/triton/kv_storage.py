@@ -149,7 +149,7 @@ def store_codes(
     slot_size: tl.constexpr = _slot_bytes(BITS, KV_HEADS, 2 * HALF)
     first_word: tl.constexpr = _words_at(BITS, KV_HEADS, 2 * HALF) // 4
     groups: tl.constexpr = _num_groups(BITS, 2 * HALF)
-    most: tl.constexpr = (1 << BITS) - 1
+    top: tl.constexpr = (1 << BITS) - 1
     # [heads, groups, columns of a group], padded to powers of two.
     together: tl.constexpr = column.shape[1] if groups == 1 else _GROUP_BYTES
     shape: tl.constexpr = (column.shape[0], column.shape[1] // together, together)
@@ -164,13 +164,13 @@ def store_codes(
     pattern = tl.where(pattern < 0, pattern + _LOWER, pattern) & _UPPER
     offset = pattern.to(tl.float32, bitcast=True)
     spread = tl.max(high, 2) - offset
-    pattern = tl.div_rn(spread, tl.full(spread.shape, most, tl.float32)).to(tl.int32, bitcast=True)
+    pattern = tl.div_rn(spread, tl.full(spread.shape, top, tl.float32)).to(tl.int32, bitcast=True)
     scale = ((pattern + _LOWER) & _UPPER).to(tl.float32, bitcast=True)
     scale = tl.where(scale < _LEAST_SCALE, 0.0, scale)
     ones = tl.full(scale.shape, 1.0, tl.float32)
     inverse = tl.where(scale > 0.0, tl.div_rn(ones, tl.where(scale > 0.0, scale, 1.0)), 0.0)
-    code_1 = tl.reshape(_code(wide_1, offset, inverse, most), column.shape)
-    code_2 = tl.reshape(_code(wide_2, offset, inverse, most), column.shape)
+    code_1 = tl.reshape(_code(wide_1, offset, inverse, top), column.shape)
+    code_2 = tl.reshape(_code(wide_2, offset, inverse, top), column.shape)
 
     row = slot * slot_size + head * (2 * HALF * BITS // 8) + column
     if BITS == 4:
@@ -188,12 +188,12 @@ def store_codes(
 
 
 @triton.jit
-def _code(values, offset, inverse, most: tl.constexpr):
+def _code(values, offset, inverse, top: tl.constexpr):
     """Return codes, int32. The bounds between product and sum keep the compiler from fusing these,
     which would round once instead of twice."""
     scaled = (values - offset[:, :, None]) * inverse[:, :, None]
-    scaled = tl.minimum(tl.maximum(scaled, 0.0), most * 1.0)
-    return (scaled + _WHOLE).to(tl.int32, bitcast=True) & most
+    scaled = tl.minimum(tl.maximum(scaled, 0.0), top * 1.0)
+    return (scaled + _WHOLE).to(tl.int32, bitcast=True) & top
 
 
 # Kv storage ---------------------------------------------------------------------------------------

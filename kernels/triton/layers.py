@@ -41,9 +41,9 @@ def feed_tokens_kernel(ids_ptr, feeds_ptr, found_ptr, out_ptr, count, BLOCK: tl.
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     feed = tl.load(feeds_ptr + index, mask=inside, other=-1)
-    given = tl.load(ids_ptr + index, mask=inside, other=0)
+    ids = tl.load(ids_ptr + index, mask=inside, other=0)
     found = tl.load(found_ptr + feed, mask=feed >= 0, other=0).to(tl.int64)
-    tl.store(out_ptr + index, tl.where(feed >= 0, tl.maximum(found, 0), given), mask=inside)
+    tl.store(out_ptr + index, tl.where(feed >= 0, tl.maximum(found, 0), ids), mask=inside)
 
 
 def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

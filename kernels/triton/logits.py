@@ -115,9 +115,9 @@ def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def cut_parameters(row, finite, asked):
+def cut_parameters(row, finite, params):
     """Return (whether the row has top-k or top-p to search for, top_k, top_p)."""
-    temperature_ptr, top_k_ptr, top_p_ptr, vocab = asked
+    temperature_ptr, top_k_ptr, top_p_ptr, vocab = params
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     cut = (top_k < vocab) | (top_p < 1.0)

@@ -89,7 +89,7 @@ def tile_stats_kernel(
 @triton.jit
 def row_pick_kernel(
     source,
-    asked,
+    params,
     min_p_ptr,
     seed_ptr,
     position_ptr,
@@ -110,7 +110,7 @@ def row_pick_kernel(
     rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
     token = tl.where(finite, rank_id(rank), -1)
     if DRAW:
-        temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
+        temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = params
         temperature = tl.load(temperature_ptr + row)
         if finite & (temperature > 0):
             inverse = inverse_of(temperature)
@@ -120,7 +120,7 @@ def row_pick_kernel(
             min_p = tl.full([], 0.0, tl.float64)
             if CUT:
                 min_p = tl.load(min_p_ptr + row)
-                searched, _top_k, _top_p = cut_parameters(row, finite, asked)
+                searched, _top_k, _top_p = cut_parameters(row, finite, params)
                 if searched | (min_p > 0):
                     cut = tl.load(cut_ptr + row)
                     masses = tl.load(kept_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
@@ -190,7 +190,7 @@ def pick_tokens(
         return torch.empty(shape, dtype=dtype, device=device)
 
     source = (logits, logits.stride(0), table, mask_row, words, vocab)
-    asked = (params["temperature"], params["top_k"], params["top_p"], vocab)
+    sampling = (params["temperature"], params["top_k"], params["top_p"], vocab)
     every = (tiles, count)
     best = scratch(torch.int64, count, tiles)
     mass = scratch(torch.float64, count, tiles) if draw else best
@@ -216,14 +216,14 @@ def pick_tokens(
         ladders = (best, least, mass, reached, tiles, count * tiles * LEVELS.value)
         for second in (False, True):
             tile_levels_kernel[every](
-                source, asked, ladders, MASKED=masked, SECOND=second, **grid, **options
+                source, sampling, ladders, MASKED=masked, SECOND=second, **grid, **options
             )
         above = scratch(torch.float64, count, tiles)
         values = scratch(torch.float32, count, size.candidates)
         candidates = (above, values, scratch(torch.int32, count, size.candidates))
         tile_candidates_kernel[every](
             source,
-            asked,
+            sampling,
             ladders,
             candidates,
             MASKED=masked,
@@ -235,7 +235,7 @@ def pick_tokens(
         bounds = scratch(torch.int64, count)
         row_cut_kernel[(count,)](
             source,
-            asked,
+            sampling,
             ladders,
             candidates,
             bounds,
@@ -247,7 +247,7 @@ def pick_tokens(
         kept = scratch(torch.float64, count, tiles)
         tile_kept_kernel[every](
             source,
-            asked,
+            sampling,
             params["min_p"],
             best,
             bounds,
@@ -259,7 +259,7 @@ def pick_tokens(
         )
     row_pick_kernel[(count,)](
         source,
-        asked,
+        sampling,
         params["min_p"],
         rows.seed,
         rows.position,
@@ -317,9 +317,9 @@ def step_automata_kernel(
     after = tl.load(next_state_ptr + start + token_class, mask=known, other=0)  # 0: dead
     state = tl.where(steps, after, state)
     mask = tl.load(mask_of_ptr + state, mask=state >= 0, other=0)
-    given = tl.load(row_ptr + row, mask=inside, other=-1)
+    old = tl.load(row_ptr + row, mask=inside, other=-1)
     tl.store(after_ptr + row, state, mask=inside)
-    tl.store(mask_ptr + row, tl.where(state >= 0, mask, given), mask=inside)
+    tl.store(mask_ptr + row, tl.where(state >= 0, mask, old), mask=inside)
 
 
 def step_automata(

@@ -92,7 +92,7 @@ def _mass(pairs):
 @triton.jit
 def tile_levels_kernel(
     source,
-    asked,
+    params,
     ladders,
     MASKED: tl.constexpr,
     SECOND: tl.constexpr,
@@ -100,10 +100,10 @@ def tile_levels_kernel(
     TILES: tl.constexpr,
 ):
     best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
-    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = params
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(row, finite, asked)
+    searched, top_k, top_p = cut_parameters(row, finite, params)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
         upper = largest + float("inf")
@@ -153,7 +153,7 @@ def gathered(reached_ptr, row, tiles, total, step, split, TILES: tl.constexpr):
 @triton.jit
 def tile_candidates_kernel(
     source,
-    asked,
+    params,
     ladders,
     candidates,
     MASKED: tl.constexpr,
@@ -164,10 +164,10 @@ def tile_candidates_kernel(
 ):
     best_ptr, _least_ptr, _mass_ptr, reached_ptr, tiles, total = ladders
     above_ptr, value_ptr, id_ptr = candidates
-    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = params
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(row, finite, asked)
+    searched, top_k, top_p = cut_parameters(row, finite, params)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
         upper, lower, step = last_levels(
@@ -272,7 +272,7 @@ def _last_of_row(
 @triton.jit
 def row_cut_kernel(
     source,
-    asked,
+    params,
     ladders,
     candidates,
     cut_ptr,
@@ -282,10 +282,10 @@ def row_cut_kernel(
 ):
     best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
     above_ptr, value_ptr, id_ptr = candidates
-    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = params
     row = tl.program_id(0)
     best, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(row, finite, asked)
+    searched, top_k, top_p = cut_parameters(row, finite, params)
     cut = tl.full([], EVERYTHING, tl.int64)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
@@ -350,7 +350,7 @@ def kept_weights(x, ids, largest, inverse, cut, min_p):
 @triton.jit
 def tile_kept_kernel(
     source,
-    asked,
+    params,
     min_p_ptr,
     best_ptr,
     cut_ptr,
@@ -362,8 +362,8 @@ def tile_kept_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, _top_k, _top_p = cut_parameters(row, finite, asked)
-    temperature_ptr, _top_k_ptr, _top_p_ptr, _vocab = asked
+    searched, _top_k, _top_p = cut_parameters(row, finite, params)
+    temperature_ptr, _top_k_ptr, _top_p_ptr, _vocab = params
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     if searched | (finite & (temperature > 0) & (min_p > 0)):
         ids = tile * TILE + tl.arange(0, TILE)

@@ -42,9 +42,9 @@ def told_blocks(first: int, last: int) -> np.ndarray:
     return _TOLD[bisect_right(TOLD_BLOCKS, first) : bisect_right(TOLD_BLOCKS, last)]
 
 
-def most_blocks(told: int) -> int:
-    """Return the longest prefix, in blocks, of which at most `told` blocks are told."""
-    return TOLD_BLOCKS[bisect_right(TOLD_BLOCKS, told)] - 1
+def most_blocks(blocks: int) -> int:
+    """Return the longest prefix, in blocks, of which at most `blocks` blocks are told."""
+    return TOLD_BLOCKS[bisect_right(TOLD_BLOCKS, blocks)] - 1
 
 
 class PrefixDigests:
@@ -83,7 +83,7 @@ class PrefixDigests:
         """uint64 [len + 1]: digests of all prefixes of `tokens` (int32), the empty one included."""
         return self.behind(self._seed(namespace), tokens, 0)
 
-    def told(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
+    def reported(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
         """uint64: the digests of the prefixes of `tokens` (int32) of 1, 2, ... `TOLD_BLOCKS`."""
         ends = told_blocks(0, len(tokens) // size) * size
         digests: np.ndarray = self.of_all(namespace, tokens)[ends]
@@ -330,9 +330,9 @@ class Evicted:
     def _forget(self, record: Eviction) -> None:
         self._tokens -= len(record.tokens)
         key = _key(record.start, record.digest, record.tokens)
-        kept = self._index[key]
-        kept.remove(record)
-        if not kept:
+        records = self._index[key]
+        records.remove(record)
+        if not records:
             del self._index[key]
         self._starts[record.start] -= 1
         if not self._starts[record.start]:

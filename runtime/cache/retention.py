@@ -125,13 +125,13 @@ class Pins:
     `blocks` counts the blocks of all pinned paths, each once; at most `most`.
     """
 
-    def __init__(self, tree: RadixTree, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, tree: RadixTree, limit: int, clock: Callable[[], float]) -> None:
         self._tree = tree
         self._clock = clock
         self._pins: dict[str, Pin] = {}
         self.next_end = math.inf
         """No pin expires before this time."""
-        self.most = most
+        self.limit = limit
         self.blocks = 0
         self.lost = 0
         """Count of pins lost with the tree, until `take_lost`."""

@@ -175,15 +175,15 @@ class SuffixIndex:
         lengths = columns[0].astype(int)
         starts, fresh, numbers, *salts = columns[1:].repeat(lengths, 1)
         # Hashes of the grams that end behind each token: of 2 tokens, 4, 8 and 16.
-        found, hashes = np.concatenate(parts).astype(np.uint64), []
+        sums, hashes = np.concatenate(parts).astype(np.uint64), []
         for size in (1, 2, 4, 8):
-            longer = found.copy()
-            longer[size:] += found[:-size] * np.uint64(_POWERS[size])
-            found = longer
+            longer = sums.copy()
+            longer[size:] += sums[:-size] * np.uint64(_POWERS[size])
+            sums = longer
             if 2 * size in GRAMS:
-                hashes.append(found)
+                hashes.append(sums)
         # `entries[i]` is the place behind token i of the texts' ends that were joined.
-        counts = np.arange(1, len(found) + 1, dtype=np.uint64)
+        counts = np.arange(1, len(sums) + 1, dtype=np.uint64)
         counts -= (columns[0].cumsum() - columns[0]).repeat(lengths)
         entries = counts + starts
         new = entries >= fresh
@@ -220,7 +220,7 @@ class SuffixIndex:
     # ------------------------------------------------------------ looking up
 
     def find(
-        self, own: IndexedText, tokens: np.ndarray, length: int
+        self, asking: IndexedText, tokens: np.ndarray, length: int
     ) -> tuple[IndexedText, int, int] | None:
         """Find an earlier continuation of `tokens[:length]`, of the request of the text `own`.
         Returns a text, the place there, and the index in `GRAMS` that agreed; None if nothing is
@@ -232,7 +232,7 @@ class SuffixIndex:
             return None
         products = list(map(mul, recent[::-1], _POWERS))
         hashed, at, slots = 0, 0, []
-        for size, salt in zip(GRAMS, own.owner.salts, strict=True):
+        for size, salt in zip(GRAMS, asking.owner.salts, strict=True):
             if size > len(recent):
                 break
             hashed += sum(products[at:size])
@@ -241,7 +241,7 @@ class SuffixIndex:
         for rank in range(len(slots) - 1, -1, -1):
             entry = self._table.item(slots[rank])
             text = self._texts.get(entry >> 32)
-            if text is None or text.owner is not own.owner:
+            if text is None or text.owner is not asking.owner:
                 continue
             size, place = GRAMS[rank], entry & 0xFFFFFFFF
             if (

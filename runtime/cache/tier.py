@@ -19,8 +19,8 @@ _SPAN = 60.0
 class HourlyBytes:
     """At most `most` bytes in any hour."""
 
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        self._most = most
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
         self._clock = clock
         self._spans: deque[tuple[float, int]] = deque()
         """(end of the span, bytes written)."""
@@ -31,7 +31,7 @@ class HourlyBytes:
         now = self._clock()
         while self._spans and self._spans[0][0] + HOUR <= now:
             self._bytes -= self._spans.popleft()[1]
-        if self._bytes + count > self._most:
+        if self._bytes + count > self._limit:
             return False
         self._bytes += count
         if self._spans and now < self._spans[-1][0]:

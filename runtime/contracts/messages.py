@@ -199,10 +199,10 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
         targets = self.prompt_targets.tolist()
         scored = 0 if self.prompt_scores is None else len(self.prompt_scores.logprobs)
         unscored = len(targets) - scored
-        found = [TokenScore(token, None) for token in targets[:unscored]]
+        scores = [TokenScore(token, None) for token in targets[:unscored]]
         if self.prompt_scores is not None:
-            found += _single(targets[unscored:], self.prompt_scores)
-        return found
+            scores += _single(targets[unscored:], self.prompt_scores)
+        return scores
 
 
 def _single(token_ids: Iterable[int], scores: TokenScores) -> list[TokenScore]:
@@ -293,12 +293,12 @@ def read_step_record(path: Path) -> dict[int, int]:
         steps = np.fromfile(path, np.int64).reshape(STEPS + 1, -1)
     except (OSError, ValueError):
         return {}
-    found: dict[int, int] = {}
+    longest: dict[int, int] = {}
     for step in steps:
         rids, lengths = step[1:].reshape(2, -1)[:, : max(int(step[0]), 0)].tolist()
         for rid, length in zip(rids, lengths, strict=True):
-            found[rid] = max(length, found.get(rid, 0))
-    return found
+            longest[rid] = max(length, longest.get(rid, 0))
+    return longest
 
 
 # Messages -----------------------------------------------------------------------------------------

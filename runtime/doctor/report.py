@@ -237,15 +237,15 @@ class KernelChoice:
     library: ctypes.CDLL | None = field(default=None, repr=False)
 
 
-def choose_on_cpu(processor: Processor, asked: str, report: Callable[[str], None]) -> KernelChoice:
+def choose_on_cpu(processor: Processor, option: str, report: Callable[[str], None]) -> KernelChoice:
     """Return the kernels that `ExecutorConfig.kernels` gives on this CPU. `report` is told that a
     compilation begins. Raises `InvalidRequest` for requested kernels that are not available."""
-    if asked == "reference":
+    if option == "reference":
         return KernelChoice("reference", why_not_better=("native: the reference is asked for",))
     try:
         library, refused = load_best(report)
     except NativeUnavailable as error:
-        check_without_native(asked, str(error))
+        check_without_native(option, str(error))
         return KernelChoice("reference", why_not_better=(f"native: {error}",))
     instructions = library.rl_instructions().decode()
     prebuilt = Path(library._name).parent == FOLDER
@@ -257,7 +257,7 @@ def better_units(processor: Processor, used: str, refused: str, prebuilt: bool) 
     """Why no instruction set is used that is better than `used`, where the system `refused` the
     tile unit ("": it did not). `prebuilt`: the library came with the package."""
     lacks = "the processor does not have it"
-    if not processor.told:
+    if not processor.known:
         lacks = "the system does not say whether the processor has it"
     compiled = "the compiler that made the library does not know it"
     if prebuilt:
@@ -275,11 +275,11 @@ def better_units(processor: Processor, used: str, refused: str, prebuilt: bool) 
     return tuple(reasons)
 
 
-def choose_on_gpu(device: torch.device, asked: str) -> KernelChoice:
+def choose_on_gpu(device: torch.device, option: str) -> KernelChoice:
     """Return the kernels that `ExecutorConfig.kernels` gives on this GPU. Raises `InvalidRequest`
     for kernels that no GPU runs."""
-    check_gpu_kernels(asked, device)
-    if asked == "reference":
+    check_gpu_kernels(option, device)
+    if option == "reference":
         return KernelChoice("reference", why_not_better=("triton: the reference is asked for",))
     name = kernels_for(device).name
     reason = why_not_triton(device)

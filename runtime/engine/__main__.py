@@ -95,10 +95,10 @@ def _serve(
     """Load the model and run the loop. `loops` receives the loop before it runs."""
     engine = config.engine
     executor = engine.executor
-    found = check_config(model_source(executor.model), executor.ignore_config_keys)
-    if found is not None:
-        check_options(found, executor, engine.cache)
-        found.source.release_texts()  # before further imports, which reuse the memory
+    checked = check_config(model_source(executor.model), executor.ignore_config_keys)
+    if checked is not None:
+        check_options(checked, executor, engine.cache)
+        checked.source.release_texts()  # before further imports, which reuse the memory
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
         from rootlace.runtime.model.executor.refusals import take_share
@@ -115,7 +115,7 @@ def _serve(
         max_step_tokens=engine.scheduler.max_step_tokens,
         max_running=engine.scheduler.max_running,
         progress=_told_loading(config),
-        config=found,
+        config=checked,
     )
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
@@ -195,14 +195,14 @@ def _serve(
         filler.close()
 
 
-def schedule_of(asked: SchedulerConfig, device: str, kernels: str) -> SchedulerConfig:
-    """Fill in settings left open in `asked`, by the `device` type and the `kernels` that run."""
-    if asked.step_seconds is None and device == "cpu":
-        asked = dataclasses.replace(asked, step_seconds=STEP_SECONDS)
-    if asked.speculation_tokens is None and kernels == "native":
+def schedule_of(config: SchedulerConfig, device: str, kernels: str) -> SchedulerConfig:
+    """Fill in settings left open in `config`, by the `device` type and the `kernels` that run."""
+    if config.step_seconds is None and device == "cpu":
+        config = dataclasses.replace(config, step_seconds=STEP_SECONDS)
+    if config.speculation_tokens is None and kernels == "native":
         # Other kernels sum in an order that depends on the number of rows, and so on drafts.
-        asked = dataclasses.replace(asked, speculation_tokens=SPECULATION_TOKENS)
-    return asked
+        config = dataclasses.replace(config, speculation_tokens=SPECULATION_TOKENS)
+    return config
 
 
 @contextlib.contextmanager

@@ -86,9 +86,9 @@ def step_record(path: Path, max_rows: int) -> np.ndarray:
 
 def write_down(row: np.ndarray, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
     """Write the requests of a step, with their context `lengths`, into a row of the record."""
-    count, most = len(rids), len(row) // 2
+    count, half = len(rids), len(row) // 2
     row[1 : 1 + count] = rids
-    row[1 + most : 1 + most + count] = lengths
+    row[1 + half : 1 + half + count] = lengths
     row[0] = count  # last: the process may die at any moment
 
 
@@ -557,8 +557,8 @@ class EngineLoop:
         elif isinstance(message, GetPins):
             self._outgoing.append(Pinned(message.ticket, self._scheduler.view.pins()))
         elif isinstance(message, Unpin):
-            found = self._scheduler.cache.unpin(message.pin, message.namespace)
-            self._outgoing.append(Unpinned(message.ticket, found))
+            unpinned = self._scheduler.cache.unpin(message.pin, message.namespace)
+            self._outgoing.append(Unpinned(message.ticket, unpinned))
         elif isinstance(message, Flush):
             self._scheduler.cache.flush()
             self._outgoing.append(Flushed(message.ticket))
@@ -608,9 +608,9 @@ class EngineLoop:
         if grammar is not None:
             self._begin(request, grammar.matcher)
             return
-        most = self._scheduler.config.max_waiting
-        if len(self._compiling.by_rid) >= most and not request.resumed:
-            refusal = Overloaded(f"at most {most} requests may wait for their constraints")
+        limit = self._scheduler.config.max_waiting
+        if len(self._compiling.by_rid) >= limit and not request.resumed:
+            refusal = Overloaded(f"at most {limit} requests may wait for their constraints")
             self._refuse(request.rid, refusal)
         else:
             self._compiling.add(request, constraint)

@@ -147,8 +147,8 @@ def open_tiers(
     if transfer is not None:
         if config.executor.tensor_parallel > 1:
             raise InvalidRequest("--disaggregate hands over the blocks of a whole model")
-        handed, given, way = _open_handed(runner, transfer)
-        stores.append(given)
+        handed, store, way = _open_handed(runner, transfer)
+        stores.append(store)
     if not (stores or failed):
         return None
     mover = BlockMover(runner.pool, stores, runner.work, runner.draft)
@@ -229,12 +229,12 @@ def _open_disk(
 ) -> tuple[Level, SlotStore, TierFolder]:
     """Open the disk level. Raises OSError, and `InvalidRequest` if no block fits."""
     identity = kv_identity(runner, config.executor, cache)
-    most = int(cache.disk_gb * GIGABYTE / engines)
+    max_bytes = int(cache.disk_gb * GIGABYTE / engines)
     try:
         root = Path(cache.disk).expanduser()
     except RuntimeError as error:  # the user id has no name
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
-    folder = open_folder(root, identity, most, engines)
+    folder = open_folder(root, identity, max_bytes, engines)
     try:
         size = BlockMover(runner.pool, ()).block_bytes
         slots = SlotFile.slots_in(folder.most_bytes, size)
@@ -244,8 +244,8 @@ def _open_disk(
         stored = file.stored_blocks()
         disk = SlotStore(file, block_seconds(file, folder.path, stored), DISK_BUFFER_BYTES)
         tier = Tier(slots)
-        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in stored)
-        disk.erase(tier.restore(found))
+        stored_blocks = ((one.slot, Label(one.key, one.owner), one.wanted) for one in stored)
+        disk.erase(tier.restore(stored_blocks))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
         return Level("disk", tier, disk, wear, size, outlives=True), disk, folder
@@ -256,14 +256,14 @@ def _open_disk(
 
 def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:
     """Measure prefill: prompt tokens, and seconds. Writes to the first blocks of the pool."""
-    most = min(runner.num_blocks * block_size, runner.context_length)
+    longest = min(runner.num_blocks * block_size, runner.context_length)
     order = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, seed=0)
     tokens, seconds = 0, 0.0
     for wanted in (FIRST_TOKENS, FIRST_TOKENS, MORE_TOKENS):  # the first is a warm-up
         if seconds > QUICK_SECONDS:
             break
-        tokens = min(wanted, most)
+        tokens = min(wanted, longest)
         plan = made_up_plan(order, runner.vocab_size, [tokens], block_size, params)
         begun = time.perf_counter()
         runner.run(plan)

@@ -123,12 +123,12 @@ def loading_bar(stream: TextIO) -> Callable[[str, float], None]:
 
 def loading_log(clock: Callable[[], float] = time.monotonic) -> Callable[[str, float], None]:
     """Report progress as lines of a log, without a terminal; no lines for a model read at once."""
-    told = clock()
+    logged = clock()
 
     def tell(what: str, fraction: float) -> None:
-        nonlocal told
-        if clock() - told >= SECONDS:
-            told = clock()
+        nonlocal logged
+        if clock() - logged >= SECONDS:
+            logged = clock()
             log.info("loading weights: %.0f %% (%s)", 100 * fraction, what)
 
     return tell

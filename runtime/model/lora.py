@@ -169,8 +169,8 @@ class _Read(msgspec.Struct, frozen=True):
     def targeted(self, part: Part) -> dict[int, str]:
         """Return the modules of a part that the adapter changes, named as in the adapter's model,
         by their places in the part."""
-        own, other = (one.layer.partition("{}")[0] for one in (self.spec.names, self.names))
-        modules = [other + module.removeprefix(own) for module in part.modules]
+        ours, other = (one.layer.partition("{}")[0] for one in (self.spec.names, self.names))
+        modules = [other + module.removeprefix(ours) for module in part.modules]
         return {at: module for at, module in enumerate(modules) if self.config.targets(module)}
 
     def pairs(self, part: Part, modules: Mapping[int, str]) -> dict[int, Pair]:
@@ -235,8 +235,8 @@ class _Read(msgspec.Struct, frozen=True):
             b = b.view(outputs, rank, experts.count) * config.scale_of(parameter)
             order = row_order(spec, f"experts.{one}")
             b = b if order is None else b[torch.tensor(order)]
-            for expert, own in enumerate(a.split(rank)):
-                yield f"experts.{expert}.{one}", module, (own, b[:, :, expert])
+            for expert, rows in enumerate(a.split(rank)):
+                yield f"experts.{expert}.{one}", module, (rows, b[:, :, expert])
 
 
 def _joined(
@@ -249,8 +249,8 @@ def _joined(
     starts = [sum(part.rows[:at]) for at in range(len(part.rows))]
     b = torch.zeros(sum(part.rows), sum(len(a) for a, _ in pairs.values()))
     rank = 0
-    for at, (a, own) in pairs.items():
-        b[starts[at] : starts[at] + part.rows[at], rank : rank + len(a)] = own
+    for at, (a, columns) in pairs.items():
+        b[starts[at] : starts[at] + part.rows[at], rank : rank + len(a)] = columns
         rank += len(a)
     if order is not None:
         b = b[torch.tensor(order)]

@@ -46,12 +46,12 @@ def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheCon
     few bits that does not."""
     spec, modules = config.spec, config.spec.transformers
     if modules is not None:
-        asked = {
+        options = {
             "quantize": executor.quantize != "none",
             "kv_dtype fp8_e4m3": executor.kv_dtype == "fp8_e4m3",
             "adapters": bool(executor.adapters),
         }
-        for name in (name for name, given in asked.items() if given):
+        for name in (name for name, is_set in options.items() if is_set):
             raise InvalidRequest(
                 f"{name} is not supported for {modules.architecture}, which transformers' modules"
                 " run"
@@ -69,24 +69,24 @@ def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheCon
         raise InvalidRequest(f"{config.file}: tensor_parallel {ranks}: {reason}")
     if executor.draft_model:
         read_draft(config, executor, cache)
-    length, most = executor.context_length, spec.max_context
-    if length is not None and not 0 < length <= most:
+    length, longest = executor.context_length, spec.max_context
+    if length is not None and not 0 < length <= longest:
         raise InvalidRequest(
-            f"context_length {length} is not between 1 and the model's {most} "
+            f"context_length {length} is not between 1 and the model's {longest} "
             f"({config.file}: max_position_embeddings, and what extends it)"
         )
     check_kv_dtype(executor.kv_dtype, config)
 
 
-def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
-    """Raise `UnsupportedModel` if a cache of the `asked` type cannot hold this model's keys."""
+def check_kv_dtype(dtype: KVDtype, config: ModelConfig) -> None:
+    """Raise `UnsupportedModel` if a cache of the `dtype` type cannot hold this model's keys."""
     attention = config.spec.attention
-    if asked != "auto" and attention.latent is not None:
+    if dtype != "auto" and attention.latent is not None:
         raise UnsupportedModel(
             f"{config.file}: kv_lora_rank: its cache is not stored in few bits, as kv_dtype "
-            f"{asked!r} asks"
+            f"{dtype!r} asks"
         )
-    if asked == "int4" and attention.head_dim % 2:
+    if dtype == "int4" and attention.head_dim % 2:
         raise UnsupportedModel(
             f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
             "in pairs"
@@ -96,10 +96,10 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
 # Draft model --------------------------------------------------------------------------------------
 
 
-def names_head(given: str | Path) -> bool:
-    """Tell whether `given` is the folder of a head that reads a model's hidden states. Raises
+def names_head(model: str | Path) -> bool:
+    """Tell whether `model` is the folder of a head that reads a model's hidden states. Raises
     `UnsupportedModel` if it is neither a head nor a model."""
-    return gguf_file(given) is None and is_head(FolderSource(model_folder(given)).config())
+    return gguf_file(model) is None and is_head(FolderSource(model_folder(model)).config())
 
 
 def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> ModelConfig:
@@ -270,11 +270,11 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return UnsupportedModel(f"adapter {self.name!r}: {self.folder}: {what}")
 
 
-def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
+def read_adapters(options: Sequence[str]) -> list[AdapterConfig]:
     """Read the adapters of an option's values, each `NAME=PATH`. Raises `InvalidRequest` for other
     values, `UnsupportedModel` for unsupported settings, naming file and key."""
     found: dict[str, AdapterConfig] = {}
-    for one in given:
+    for one in options:
         name, equals, path = one.partition("=")
         if not name or not equals or not path:
             raise InvalidRequest(f"adapter {one!r}: write it as NAME=PATH")

@@ -225,11 +225,11 @@ class RowArrays:
     def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
         """Return each row's parameters by name, with its `flags` ([count]), and all flags together.
         Parameters are encoded once per request, not per step."""
-        parts, asked = [self._neutral] * count, 0
+        parts, seen = [self._neutral] * count, 0
         for i, row in enumerate(rows):
             _, parts[i], flags = self._of(row.params)
-            asked |= flags
-        return np.frombuffer(bytearray().join(parts), _RECORD), asked
+            seen |= flags
+        return np.frombuffer(bytearray().join(parts), _RECORD), seen
 
     def flags(self, params: SamplingParams) -> int:
         """Return the flags of a request."""

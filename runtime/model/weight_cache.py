@@ -52,12 +52,12 @@ def cache_key(
     files: Iterable[Path],
     library: ctypes.CDLL | None,
     dtype: np.dtype[Any],
-    *asked: str,
+    *options: str,
 ) -> str:
     """Return a digest of everything that decides the bytes of packed weights. It covers the
     configuration; name, size, times of change, beginning and samples of each of the weights'
     `files`; the native library and its instruction set, if used; this package's code, and the
-    versions of torch and NumPy; `dtype` and the `asked` options. Raises OSError for a file that
+    versions of torch and NumPy; `dtype` and the `options` options. Raises OSError for a file that
     cannot be read.
 
     The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
@@ -71,7 +71,7 @@ def cache_key(
             data = part if isinstance(part, bytes) else str(part).encode()
             digest.update(len(data).to_bytes(8, "little") + data)
 
-    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked)
+    add(json.dumps(config.source.config(), sort_keys=True), dtype, *options)
     add(_torch_version(), np.__version__)
     if library is not None:
         add(library.rl_instructions(), Path(library._name).read_bytes())
@@ -484,18 +484,18 @@ class WeightCache(msgspec.Struct, frozen=True):
     def _make_room(self, size: int) -> bool:
         """Delete the least recently used files until there is room; False: `size` is too large."""
         files = self.files()
-        taken, most = sum(one.size for one in files), self.most_bytes
-        if most is None:
-            most = (shutil.disk_usage(self.folder).free + taken) // SHARE
-        if size > most:
+        taken, limit = sum(one.size for one in files), self.most_bytes
+        if limit is None:
+            limit = (shutil.disk_usage(self.folder).free + taken) // SHARE
+        if size > limit:
             log.info(
                 "packed weights are not kept for the next start: they take %.1f GiB, and %s may "
                 "take %.1f",
-                *(size / 2**30, self.folder, most / 2**30),
+                *(size / 2**30, self.folder, limit / 2**30),
             )
             return False
         for one in files:
-            if taken + size > most:
+            if taken + size > limit:
                 taken -= self._delete(one)
         return True
 

@@ -89,17 +89,17 @@ def _first_free(root: Path, names: list[str]) -> tuple[Path, int]:
     raise OSError(f"{root}: {len(names)} engines have folders there")
 
 
-def _tidy(root: Path, own: list[str], most_bytes: int) -> int:
-    """Delete unused folders except `own`; return the bytes of the folders that stay."""
-    found = []
+def _tidy(root: Path, used: list[str], most_bytes: int) -> int:
+    """Delete unused folders except `used`; return the bytes of the folders that stay."""
+    files = []
     for path in root.glob(f"{PREFIX}*"):
-        if path.name not in own and _NAME.fullmatch(path.name):
+        if path.name not in used and _NAME.fullmatch(path.name):
             with suppress(OSError):  # another process may delete the folder
                 about = path.lstat()
                 if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
-                    found.append((about.st_mtime, path))
+                    files.append((about.st_mtime, path))
     taken = 0
-    for _, path in sorted(found, reverse=True):
+    for _, path in sorted(files, reverse=True):
         with suppress(OSError):
             lock = _locked(path)
             if lock is None:
@@ -189,11 +189,11 @@ class SlotFile:
         self._blocks = os.open(self.path, flags, 0o600)
         self._records = np.zeros(num_slots, RECORD)
         header = (MAGIC + identity + block_bytes.to_bytes(8, "little")).ljust(HEADER_BYTES, b"\0")
-        found = os.pread(self._index, HEADER_BYTES, 0)
+        stored = os.pread(self._index, HEADER_BYTES, 0)
         self._unwritten = b""
         """The header until the disk has room for it."""
-        if found != header:
-            if found:
+        if stored != header:
+            if stored:
                 log.warning("%s: blocks of something else are dropped", folder)
             os.ftruncate(self._blocks, 0)
             os.ftruncate(self._index, 0)
@@ -216,10 +216,10 @@ class SlotFile:
     def _read_index(self, folder: Path) -> None:
         size = os.fstat(self._blocks).st_size
         data = os.pread(self._index, self.num_slots * RECORD.itemsize, HEADER_BYTES)
-        given = np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
+        records = np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
         damaged = 0
-        for slot in np.flatnonzero(given["filled"]).tolist():
-            record = given[slot : slot + 1]
+        for slot in np.flatnonzero(records["filled"]).tolist():
+            record = records[slot : slot + 1]
             if record["check"][0] != record_check(record) or (slot + 1) * self.block_bytes > size:
                 damaged += 1
                 continue
@@ -227,7 +227,7 @@ class SlotFile:
         if damaged:
             log.warning("%s: %d records are damaged, and ignored", folder, damaged)
         # Another start may have had more room.
-        os.ftruncate(self._index, HEADER_BYTES + len(given) * RECORD.itemsize)
+        os.ftruncate(self._index, HEADER_BYTES + len(records) * RECORD.itemsize)
         os.ftruncate(self._blocks, min(size, self.num_slots * self.block_bytes))
 
     def stored_blocks(self) -> list[StoredBlock]:

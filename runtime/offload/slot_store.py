@@ -188,7 +188,7 @@ class SlotStore:
         self._busy = False
         self._checksums: dict[int, int] = {}
         """Checksums of written blocks that are not indexed yet."""
-        self._asked: deque[tuple[int, bytes]] = deque()
+        self._reads: deque[tuple[int, bytes]] = deque()
         """Slots and keys for the reading thread."""
         self._reading: _Read | None = None
         self._fetched: dict[int, np.ndarray] = {}
@@ -350,7 +350,7 @@ class SlotStore:
 
     def fetch(self, slot: int, key: bytes) -> None:
         with self._change:
-            self._asked.append((slot, key))
+            self._reads.append((slot, key))
             self._change.notify_all()
 
     def fetched(self, slot: int) -> np.ndarray:
@@ -373,12 +373,12 @@ class SlotStore:
     def _run_reads(self) -> None:
         while True:
             with self._change:
-                while not self._asked or not len(self._back):
+                while not self._reads or not len(self._back):
                     if self._switch.closed:
                         return
                     self._change.wait()
-                near = [slot for slot, _ in islice(self._asked, AHEAD)]
-                slot, key = self._asked.popleft()
+                near = [slot for slot, _ in islice(self._reads, AHEAD)]
+                slot, key = self._reads.popleft()
                 buffer = self._back.take()
                 self._reading = _Read(slot, self._clock())
             ok = self._switch.on and self._read(slot, key, buffer, near)
@@ -419,9 +419,9 @@ class SlotStore:
         with self._change:
             if self._reading is None:
                 return
-            slots = [self._reading.slot, *(slot for slot, _ in self._asked)]
+            slots = [self._reading.slot, *(slot for slot, _ in self._reads)]
             self._reading = None
-            self._asked.clear()
+            self._reads.clear()
             self._done += [Done(slot, read=True, ok=False) for slot in slots]
         self._switch.off(OSError(f"a block was not read within {STALL_SECONDS:g} s"))
 
@@ -465,9 +465,9 @@ class HandedBlocks:
 
     def expect(self, slots: Sequence[int]) -> None:
         """Announce the next reads, of one giver, so that blocks may be sent ahead."""
-        found = [self._offered[slot] for slot in slots]
-        source = found[0][0]
-        near = [place for _, place, _ in takewhile(lambda one: one[0] == source, found)]
+        offers = [self._offered[slot] for slot in slots]
+        source = offers[0][0]
+        near = [place for _, place, _ in takewhile(lambda one: one[0] == source, offers)]
         self._transfer.expect(source, near)
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:

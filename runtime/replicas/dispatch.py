@@ -145,14 +145,14 @@ class Dispatch:
             at = min(set(range(self._count)) - self._gone, default=0)
             self._put(rid, _Running(at, routed=False))
             return at
-        most = request.params.max_tokens
+        max_tokens = request.params.max_tokens
         up = set(range(self._count)) - self._down
         avoid = up - self._prefill if prefill else up & self._prefill
         at = self._router.route(
             rid,
             kv_namespace(request.namespace, request.adapter),
             _tokens(request),
-            int(self._output if most is None else min(most, self._output)),
+            int(self._output if max_tokens is None else min(max_tokens, self._output)),
             time.monotonic(),
             self._homes.get(program),
             avoid=() if avoid == up else sorted(avoid),
@@ -195,7 +195,7 @@ class Dispatch:
     def program_ended(self, program: str) -> None:
         self._homes.pop(program, None)
 
-    def told(self, at: int, message: CacheChanged | CostMeasured) -> None:
+    def reported(self, at: int, message: CacheChanged | CostMeasured) -> None:
         """Process an engine's report of its cache or cost."""
         if isinstance(message, CacheChanged):
             self._hearing[at].hear(message)

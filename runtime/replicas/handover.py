@@ -237,25 +237,25 @@ class Handover:
             return
         request = handed.request
         target = self._dispatch.place(request)
-        given: tuple[int, ...] = ()
+        slots: tuple[int, ...] = ()
         first, giver = 0, self._clients[source].info
         if computed and target != source:
             first = self._dispatch.held(request).get(target, 0)
-            given = await self._give(handed, source, first)
+            slots = await self._give(handed, source, first)
         if self._is_over(handed):
             handed.give_back()
             return
         del self._under_way[request.rid]
         if not self._dispatch.is_up(target):
-            target, given = self._dispatch.place(request), ()
-        self.blocks += len(given)
-        self.refused += not given
-        if given and handed.lent is not None:
-            places = tuple(zip(handed.lent[1], given, strict=False))
+            target, slots = self._dispatch.place(request), ()
+        self.blocks += len(slots)
+        self.refused += not slots
+        if slots and handed.lent is not None:
+            places = tuple(zip(handed.lent[1], slots, strict=False))
             self._clients[target].send(
                 Offered(
                     request.rid,
-                    handed.tokens[: (first + len(given)) * self._size],
+                    handed.tokens[: (first + len(slots)) * self._size],
                     first,
                     places,
                     request.namespace,
@@ -276,16 +276,16 @@ class Handover:
         request, size, client = handed.request, self._size, self._clients[source]
         # The last token is computed in any case.
         free = self._free_slots_of(client.info)
-        kept = max(len(free) - ((len(handed.tokens) - 1) // size - first), 0)
-        slots = tuple(free[kept:])
-        del free[kept:]
+        rest = max(len(free) - ((len(handed.tokens) - 1) // size - first), 0)
+        slots = tuple(free[rest:])
+        del free[rest:]
         if not slots:
             return ()
         tokens = handed.tokens[: (first + len(slots)) * size]
         fields = (tokens, first, slots, request.namespace, request.adapter)
         asking = asyncio.ensure_future(client.ask(HandOver, *fields, patient=True))
         try:
-            given: tuple[int, ...] = await asyncio.wait_for(
+            granted: tuple[int, ...] = await asyncio.wait_for(
                 asyncio.shield(asking), HAND_OVER_SECONDS
             )
         except (RootlaceError, TimeoutError, asyncio.CancelledError) as error:
@@ -297,7 +297,7 @@ class Handover:
             log.warning("a prompt is computed again: %s", error or "its engine does not answer")
             return ()
         handed.lent = free, slots
-        return given
+        return granted
 
     def _free_slots_of(self, giver: Ready) -> list[int]:
         """Slots that an engine may write blocks to."""

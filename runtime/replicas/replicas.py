@@ -52,9 +52,9 @@ async def all_answers(
 ) -> dict[int, Any]:
     """Return the engines' answers by number, without engines that stand still while others answer.
     Raises ServerUnavailable if no engine answers, and any other error of an engine."""
-    asked = {at: asyncio.ensure_future(ask(engine)) for at, engine in engines.items()}
+    tasks = {at: asyncio.ensure_future(ask(engine)) for at, engine in engines.items()}
     answered: dict[int, Any] = {}
-    waiting = set(asked.values())
+    waiting = set(tasks.values())
     try:
         while waiting:
             patience = PATIENCE_SECONDS if answered else None
@@ -63,7 +63,7 @@ async def all_answers(
             )
             if not done:
                 break
-            for at, answer in asked.items():
+            for at, answer in tasks.items():
                 if answer in done and not isinstance(answer.exception(), ServerUnavailable):
                     answered[at] = answer.result()
     finally:
@@ -105,20 +105,20 @@ class NodeIds:
     def page(self, pages: Mapping[int, TreePage], whole: bool) -> TreePage:
         """Merge pages of several engines into one, of the `whole` tree or of a part."""
         nodes = [self._node(one, at) for at, page in pages.items() for one in page.nodes]
-        found = TreePage(tuple(nodes), all(page.complete for page in pages.values()))
+        whole_page = TreePage(tuple(nodes), all(page.complete for page in pages.values()))
         if not whole:
-            return found
+            return whole_page
         return msgspec.structs.replace(
-            found,
+            whole_page,
             total=sum(page.total or 0 for page in pages.values()),
             tokens=sum(page.tokens or 0 for page in pages.values()),
         )
 
-    def pins(self, found: Mapping[int, Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:
+    def pins(self, answers: Mapping[int, Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:
         """Merge pins, the first to end first. The same prompt may be pinned in several caches."""
         every = [
             msgspec.structs.replace(pin, node=self._number(pin.node, at))
-            for at, pins in found.items()
+            for at, pins in answers.items()
             for pin in pins
         ]
         return tuple(sorted(every, key=lambda pin: pin.seconds_left))
@@ -235,7 +235,7 @@ class Replicas:
             at,
             self._count,
             self._digest_key,
-            lambda message: self._tell(partial(Dispatch.told, at=at, message=message)),
+            lambda message: self._tell(partial(Dispatch.reported, at=at, message=message)),
             partial(self._died, at),
             partial(self._returned, at),
             partial(self._gone_for_good, at),
@@ -280,8 +280,8 @@ class Replicas:
                 self._handover.abort(rid)
             if (at := self._dispatch.where(rid)) is not None:
                 by_replica.setdefault(at, []).append(rid)
-        for at, own in by_replica.items():
-            self._clients[at].abort(own)
+        for at, ids in by_replica.items():
+            self._clients[at].abort(ids)
 
     # ------------------------------------------------------------ all of them
 
@@ -310,10 +310,10 @@ class Replicas:
         ServerUnavailable if none answers."""
         assert self._dispatch is not None
         engines = self._up
-        found = await all_answers(engines, lambda engine: engine.stats())
-        own = [{"replica": at, "up": at in found, **found.get(at, {})} for at in engines]
+        answers = await all_answers(engines, lambda engine: engine.stats())
+        by_replica = [{"replica": at, "up": at in answers, **answers.get(at, {})} for at in engines]
         apart = {} if self._handover is None else self._handover.counters()
-        return {**sum_of(found), "replicas": own, **self._dispatch.counters(), **apart}
+        return {**sum_of(answers), "replicas": by_replica, **self._dispatch.counters(), **apart}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         """See `EngineClient.ask`; the answer covers all engines, or the engine in question. Raises
@@ -322,13 +322,13 @@ class Replicas:
             return await self._tree(*fields)
         # Engines that are down, or away, must drop prompts that they would pin again.
         engines = dict(enumerate(self._clients)) if kind is Unpin else self._up
-        found = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
+        answers = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
         if kind is Explain:
-            return max(found.values(), key=lambda report: report.matched)
+            return max(answers.values(), key=lambda report: report.matched)
         if kind is GetPins:
-            return self._ids.pins(found)
+            return self._ids.pins(answers)
         assert kind is Unpin
-        return any(found.values())
+        return any(answers.values())
 
     async def _tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
         engines, node = self._up, 0
@@ -337,10 +337,10 @@ class Replicas:
             engines = {at: engines[at]} if at in engines else {}
         else:
             limit = max(limit // max(len(engines), 1), 1)
-        found = await all_answers(
+        answers = await all_answers(
             engines, lambda engine: engine.ask(GetTree, namespace, node, limit)
         )
-        return self._ids.page(found, whole=not under)
+        return self._ids.page(answers, whole=not under)
 
     @property
     def _up(self) -> dict[int, EngineClient]:
@@ -444,7 +444,7 @@ async def _all_or_none(starting: Sequence[Any]) -> list[EngineClient]:
     except BaseException:
         for task in tasks:
             task.cancel()
-        for found in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(found, EngineClient):
-                await found.stop()
+        for engine in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(engine, EngineClient):
+                await engine.stop()
         raise

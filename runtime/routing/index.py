@@ -28,10 +28,10 @@ class HolderSets:
     have the same holders, so there are far fewer sets than blocks.
     """
 
-    def __init__(self, most: int = MOST_SETS) -> None:
+    def __init__(self, limit: int = MOST_SETS) -> None:
         self.bits = [0]
         """Set by number."""
-        self._most = most
+        self._limit = limit
         self._numbers = {0: 0}
         self._uses = [0]
         self._free: list[int] = []
@@ -46,7 +46,7 @@ class HolderSets:
             if self._free:
                 number = self._free.pop()
                 self.bits[number] = bits
-            elif len(self.bits) < self._most:
+            elif len(self.bits) < self._limit:
                 number = len(self.bits)
                 self.bits.append(bits)
                 self._uses.append(0)
@@ -70,9 +70,9 @@ class HolderSets:
 
         Later sets contain none, unless such a set is asked for.
         """
-        found = np.zeros(self._most, bool)
-        found[: len(self.bits)] = [bool(bits & replicas) for bits in self.bits]
-        return found
+        marks = np.zeros(self._limit, bool)
+        marks[: len(self.bits)] = [bool(bits & replicas) for bits in self.bits]
+        return marks
 
 
 # Index --------------------------------------------------------------------------------------------
@@ -103,16 +103,16 @@ class _News(NamedTuple):
 class PrefixIndex:
     """Prefix digest (uint64) -> replicas that hold the prefix.
 
-    A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
+    A replica that holds a prefix holds all shorter ones, too. At most `limit` prefixes are known;
     further ones are ignored until others go. The table has a bucket of slots for each few digests,
-    allocated once: 24 bytes for each of `most` (the system commits used pages only), plus
+    allocated once: 24 bytes for each of `limit` (the system commits used pages only), plus
     `HolderSets`. So the index never pauses to grow or to rehash. Reports are collected
     until the next look, and written together: a write costs about the same for one digest as for
     many.
     """
 
-    def __init__(self, most: int = MOST_ENTRIES) -> None:
-        buckets = max(2 * most // _WIDTH, _FEWEST) | 1
+    def __init__(self, limit: int = MOST_ENTRIES) -> None:
+        buckets = max(2 * limit // _WIDTH, _FEWEST) | 1
         self._buckets = buckets
         self._keys = np.zeros(buckets * _WIDTH, np.uint64)
         """Digests by slot; 0 where a slot is free."""
@@ -123,7 +123,7 @@ class PrefixIndex:
         self._raw = self._keys.data.cast("B")
         self._numbers = self._sets.data
         self._holders = HolderSets()
-        self._most = most
+        self._limit = limit
         self._known = 0
         self._heard = 0
         """Replicas (bits) that may hold a prefix."""
@@ -139,7 +139,7 @@ class PrefixIndex:
         """Reports not in the table yet, oldest first."""
         self._later: list[_News] = []
         """Reports of void replicas, which enter the table once their old entries have left."""
-        self._told = self._told_later = 0
+        self._count = self._count_later = 0
         """Counts of digests in these reports."""
 
     def __len__(self) -> int:
@@ -164,12 +164,12 @@ class PrefixIndex:
                 (self._later if void else self._news).append(_News(replica, held, digests))
         count = len(change.removed) + len(change.added)
         if void:
-            self._told_later += count
+            self._count_later += count
         else:
-            self._told += count
-        while self._told_later > self._most:  # as many digests as the table may have
+            self._count += count
+        while self._count_later > self._limit:  # as many digests as the table may have
             self.sweep()
-        if self._told > _MOST_NEWS:
+        if self._count > _MOST_NEWS:
             self._settle()
 
     def add(self, replica: int, digests: np.ndarray) -> None:
@@ -227,7 +227,7 @@ class PrefixIndex:
         self._settle()
         seen: dict[int, int] = {}
         """Block number -> holders looked up."""
-        found: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         left = among & ~self._dropped
 
         def others(at: int) -> int:
@@ -245,14 +245,14 @@ class PrefixIndex:
                     low = middle
                 else:
                     high = middle - 1
-            found.append((low, others(low - 1)))
-            left &= ~found[-1][1]
+            ends.append((low, others(low - 1)))
+            left &= ~ends[-1][1]
             end = low - 1
         for at in sorted(seen, reverse=True) if len(seen) >= _LOOKS else ():
             if rest := others(at):
-                found.append((at + 1, rest))
+                ends.append((at + 1, rest))
                 left &= ~rest
-        return sorted(found)
+        return sorted(ends)
 
     def _holders_of(self, digest: int) -> int:
         first = digest % self._buckets * _WIDTH
@@ -265,18 +265,18 @@ class PrefixIndex:
 
     def _divide(self, news: Iterable[_News]) -> None:
         """Split reports by void and other replicas, each replica's reports in their order."""
-        kept: tuple[list[_News], list[_News]] = [], []
+        parts: tuple[list[_News], list[_News]] = [], []
         for one in news:
-            kept[self._dropped >> one.replica & 1].append(one)
-        self._news, self._later = kept
-        self._told, self._told_later = (sum(len(one.digests) for one in some) for some in kept)
+            parts[self._dropped >> one.replica & 1].append(one)
+        self._news, self._later = parts
+        self._count, self._count_later = (sum(len(one.digests) for one in some) for some in parts)
 
     def _settle(self) -> None:
         """Take the reports into the table in their order; those of void replicas stay."""
         ready = self._news
         if not ready:
             return
-        self._news, self._told = [], 0
+        self._news, self._count = [], 0
         places = self._places(np.concatenate([one.digests for one in ready]))
         there = places >= 0
         ends = there.cumsum()[np.cumsum([len(one.digests) for one in ready]) - 1]
@@ -296,15 +296,15 @@ class PrefixIndex:
         places = np.full(len(digests), -1)
         left = np.arange(len(digests))
         while len(left):
-            own, rows = digests[left], self._rows.take(buckets[left], 0)
+            keys, rows = digests[left], self._rows.take(buckets[left], 0)
             slots = (rows == 0).argmax(1)
-            found = (rows == own[:, None]).ravel().nonzero()[0]
-            slots[found // _WIDTH] = found % _WIDTH
+            cells = (rows == keys[:, None]).ravel().nonzero()[0]
+            slots[cells // _WIDTH] = cells % _WIDTH
             slots += buckets[left] * _WIDTH
-            fits = (self._keys[slots] == 0) | (self._keys[slots] == own)
-            left, own, slots = left[fits], own[fits], slots[fits]
-            self._keys[slots[::-1]] = own[::-1]  # of several the first takes the slot
-            won = self._keys[slots] == own
+            fits = (self._keys[slots] == 0) | (self._keys[slots] == keys)
+            left, keys, slots = left[fits], keys[fits], slots[fits]
+            self._keys[slots[::-1]] = keys[::-1]  # of several the first takes the slot
+            won = self._keys[slots] == keys
             places[left[won]] = slots[won]
             left = left[~won]
         return places
@@ -325,7 +325,7 @@ class PrefixIndex:
                 continue
             those = places[before == old] if len(distinct) > 1 else places
             if not old:
-                those = those[: self._most - self._known]
+                those = those[: self._limit - self._known]
             self._sets[those] = number
             self._known += len(those) * (bool(number) - bool(old))
             self._holders.count(number, len(those))

@@ -37,12 +37,12 @@ class BelowPools:
     """Blocks in the offload levels of all replicas, and read times.
 
     One table per level, by the keys that engines report (`Below`): as many blocks as `replicas`
-    have there, at most `most`.
+    have there, at most `limit`.
     """
 
-    def __init__(self, replicas: int, most: int) -> None:
+    def __init__(self, replicas: int, limit: int) -> None:
         self._replicas = replicas
-        self._most = most
+        self._limit = limit
         self._levels: dict[int, PrefixIndex] = {}
         self._seconds: dict[int, np.ndarray] = {}
         """Seconds per block, by replica."""
@@ -50,13 +50,13 @@ class BelowPools:
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
 
-    def apply(self, replica: int, told: Sequence[Below], fresh: bool) -> None:
+    def apply(self, replica: int, reports: Sequence[Below], fresh: bool) -> None:
         """Take in a replica's report; `fresh`: earlier reports are void."""
         if fresh:
             self.drop(replica)
-        for one in told:
+        for one in reports:
             if one.level not in self._levels:
-                most = min(self._replicas * one.slots, self._most)
+                most = min(self._replicas * one.slots, self._limit)
                 self._levels[one.level] = PrefixIndex(most)
                 self._seconds[one.level] = np.full(self._replicas, math.inf)
             self._seconds[one.level][replica] = one.seconds
@@ -85,25 +85,25 @@ class BelowPools:
             here |= replicas
         ways = [Read(0, ~here), *(Read(count, replicas) for count, replicas in held)]
         for level, index in sorted(self._levels.items()):
-            found = []
-            for way in ways:
-                rest = way.replicas
+            reads = []
+            for before in ways:
+                rest = before.replicas
                 # A pool may hold more blocks than reported; a level need not.
-                first = way.end if way.blocks else most_blocks(way.end)
+                first = before.end if before.blocks else most_blocks(before.end)
                 for end, replicas in index.longest(key, blocks, first, rest):
-                    read = (level, end - way.end)
-                    found.append(Read(end, replicas, (*way.blocks, read)))
+                    read = (level, end - before.end)
+                    reads.append(Read(end, replicas, (*before.blocks, read)))
                     rest &= ~replicas
                 if rest:
-                    found.append(Read(way.end, rest, way.blocks))
-            ways = found
-        return [way for way in ways if way.blocks]
+                    reads.append(Read(before.end, rest, before.blocks))
+            ways = reads
+        return [before for before in ways if before.blocks]
 
     def seconds(self, read: Read, which: int | np.ndarray) -> float | np.ndarray:
         """Seconds to read, at one replica or at several."""
         times = [count * self._seconds[level][which] for level, count in read.blocks]
-        found: float | np.ndarray = sum(times)
-        return found
+        seconds: float | np.ndarray = sum(times)
+        return seconds
 
 
 # Requests in flight -------------------------------------------------------------------------------
@@ -170,15 +170,15 @@ class Coming:
 
         Replicas that compute none of the prompt are left out.
         """
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         places = [place for place in self._places if place < len(digests)]
         for first in filter(self._first.__contains__, digests[places].tolist()):
             for sent in islice(self._first[first].values(), _LOOKS):
                 shorter = min(len(digests), len(sent.digests))
                 # Digests are of prefixes: where two are equal, so are all before them.
                 count = int(np.count_nonzero(digests[:shorter] == sent.digests[:shorter]))
-                found[sent.replica] = max(count, found.get(sent.replica, 0))
-        return found
+                counts[sent.replica] = max(count, counts.get(sent.replica, 0))
+        return counts
 
 
 # Router -------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Router:
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
         length = len(tokens)
-        digests = self._digests.told(namespace, tokens, self._config.block_size)
+        digests = self._digests.reported(namespace, tokens, self._config.block_size)
         held, coming = self._held.match(digests), self._coming.match(digests)
         seconds = np.full(self._config.replicas, self._prefill_seconds(length, 0))
         for count, replicas in held:
@@ -324,8 +324,8 @@ class Router:
         price += self._spread * (seconds - seconds.item(seconds.argmin()))
         price += np.maximum(self._free - now, 0.0)
         self._add_delays(price, now)
-        most = self._tokens.item(self._tokens.argmax())
-        if most + length + output > self._config.capacity:
+        busiest = self._tokens.item(self._tokens.argmax())
+        if busiest + length + output > self._config.capacity:
             price += self._waiting(length + output)
         if self._dead or avoid:
             price[[*self._dead, *avoid]] = np.inf
@@ -350,8 +350,8 @@ class Router:
     def held(self, namespace: Hashable, tokens: np.ndarray) -> list[tuple[int, int]]:
         """Count of full blocks of `tokens` (int32) that replicas hold, at most 1/32 too few: see
         `PrefixIndex.match`."""
-        digests = self._digests.told(namespace, tokens, self._config.block_size)
-        return [(TOLD_BLOCKS[count], found) for count, found in self._held.match(digests)]
+        digests = self._digests.reported(namespace, tokens, self._config.block_size)
+        return [(TOLD_BLOCKS[count], replicas) for count, replicas in self._held.match(digests)]
 
     def first_token(self, request: Hashable, now: float) -> None:
         """Note that the prompt is computed; its cached prefixes were reported before."""
@@ -452,10 +452,10 @@ class Router:
     def _cheapest(self, price: np.ndarray, prefer: int | None) -> int:
         """Return the cheapest replica; of equals `prefer`, or the one sent the fewest tokens."""
         first = int(price.argmin())
-        most = price.item(first) * (1 + 1e-9)
-        if prefer is not None and price[prefer] <= most:
+        limit = price.item(first) * (1 + 1e-9)
+        if prefer is not None and price[prefer] <= limit:
             return prefer
-        equal = (price <= most).nonzero()[0]
+        equal = (price <= limit).nonzero()[0]
         return first if len(equal) == 1 else int(equal[self._served[equal].argmin()])
 
     def _renew(self, replica: int) -> None:
@@ -502,8 +502,8 @@ def _members(replicas: int) -> int | np.ndarray:
     if replicas.bit_count() > 8:
         raw = np.frombuffer(replicas.to_bytes(-(-replicas.bit_length() // 8), "little"), np.uint8)
         return np.unpackbits(raw, bitorder="little").view(bool).nonzero()[0]
-    found = []
+    members = []
     while replicas:
-        found.append(replicas.bit_length() - 1)
-        replicas ^= 1 << found[-1]
-    return np.array(found)
+        members.append(replicas.bit_length() - 1)
+        replicas ^= 1 << members[-1]
+    return np.array(members)

@@ -520,14 +520,14 @@ class Prefill:
         a row reduces the number of kept rows by one.
         """
         running = self.running.sequences
-        kept = spare = self.max_rows // _SPARE_ROWS
+        reserve = spare = self.max_rows // _SPARE_ROWS
         free = self.max_rows - len(running)
-        if free <= kept:
+        if free <= reserve:
             had = {one.place for one in running if not one.newcomer}
-            kept -= len({one.place for one in running if one.newcomer} - had)
-        if budget.cost is None or free > kept:
+            reserve -= len({one.place for one in running if one.newcomer} - had)
+        if budget.cost is None or free > reserve:
             return self.waiting.peek(), False
-        levels = _LEVELS if kept > spare // 2 else 1
+        levels = _LEVELS if reserve > spare // 2 else 1
         return self.waiting.peek_beside({one.place[:levels] for one in running}, levels), True
 
     def _early(
@@ -548,13 +548,13 @@ class Prefill:
         held = any(one.place == following.place for one in running)
         if not held and following.length <= budget.fitting(following, 0):
             return None
-        found = next(shorts, None)
-        if found is None:
+        short = next(shorts, None)
+        if short is None:
             return None
-        if found.request.handling.priority < following.request.handling.priority:
+        if short.request.handling.priority < following.request.handling.priority:
             return None
-        taken = promises + self.running.wanted(found)
-        return found if self.running.fits(following, taken) else None
+        taken = promises + self.running.wanted(short)
+        return short if self.running.fits(following, taken) else None
 
     def _shorts(self, budget: StepBudget, long: list[RequestState]) -> Iterator[RequestState]:
         """Yield waiting requests of clients without a row that fit into this step, in order of
@@ -562,18 +562,18 @@ class Prefill:
         fetching = self.kv.tiering.fetching if self.kv.tiering.active else None
         had = {one.place for one in self.running.sequences}
         for queue in islice(self.waiting.beside(had, _LEVELS), MOST_LOOKED_AT):
-            found = queue.peek() if queue.requests else None
-            if found is None or any(one.place == found.place for one in self.running.sequences):
+            first = queue.peek() if queue.requests else None
+            if first is None or any(one.place == first.place for one in self.running.sequences):
                 continue
-            whole = found.length <= budget.fitting(found, 0)
-            start = 0 if whole else self.kv.estimate(found)
-            if found.length - start > budget.fitting(found, start) or self._waits(
-                found, budget, long
+            whole = first.length <= budget.fitting(first, 0)
+            start = 0 if whole else self.kv.estimate(first)
+            if first.length - start > budget.fitting(first, start) or self._waits(
+                first, budget, long
             ):
                 continue
-            if fetching is not None and fetching.holds_back(found):
+            if fetching is not None and fetching.holds_back(first):
                 return  # reads for requests in turn come first
-            yield found
+            yield first
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Return whether `following` waits for other requests; only with steps bounded in time."""

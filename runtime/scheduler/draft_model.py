@@ -49,7 +49,7 @@ class ModelSource:
 
     def __init__(self, model: DraftModel, max_step_tokens: int) -> None:
         self._model: DraftModel | None = model
-        self._most = max_step_tokens
+        self._max_tokens = max_step_tokens
         self._right = _FIRST_RIGHT
         """Share of right tokens, of all rows."""
         self._steps = {1: max(model.step_seconds, 1e-9)}
@@ -121,15 +121,15 @@ class ModelSource:
         """Record the duration of a step of the model."""
         self._saved_up = min(self._saved_up + _TRIED_SHARE * seconds, _TRIED_SAVED)
 
-    def draft(self, asked: Sequence[tuple[RequestState, int]]) -> list[list[int]]:
+    def draft(self, wanted: Sequence[tuple[RequestState, int]]) -> list[list[int]]:
         """Draft up to the requested count of tokens per sequence; the tables have space for the
         tokens. After a failure of the draft model, this and all later calls return no drafts."""
         model = self._model
-        if model is None or not asked:
-            return [[] for _ in asked]
-        compute = min(max(int(_MOST_SECONDS / self._token), _LEAST_COMPUTED), self._most)
+        if model is None or not wanted:
+            return [[] for _ in wanted]
+        compute = min(max(int(_MOST_SECONDS / self._token), _LEAST_COMPUTED), self._max_tokens)
         rows = []
-        for s, count in asked:
+        for s, count in wanted:
             tokens, table = s.tokens[: s.length], s.table[: s.table_len]
             rows.append(DraftRow(tokens, s.prompt_len, table, s.params, s.simple, count, compute))
             compute = max(compute - model.missing(tokens, table), 1)
@@ -138,7 +138,7 @@ class ModelSource:
         except Exception:
             log.exception("the draft model failed: nothing more is drafted with it")
             self._model = None
-            return [[] for _ in asked]
+            return [[] for _ in wanted]
         few = made.computed <= 2 * len(rows)  # then the first step is like the steps behind it
         if made.steps + few:
             taken = (made.step_seconds + few * made.seconds) / (made.steps + few)
@@ -156,9 +156,9 @@ class ModelSource:
         """Record that `right` of the `planned` tokens of a draft were right."""
         wrong = int(right < planned)
         sequence.agreement.note(right, wrong)
-        kept = (1 - _LEARNT_RIGHT) ** (right + wrong)
+        weight = (1 - _LEARNT_RIGHT) ** (right + wrong)
         usual = right / max(right + wrong, 1)
-        self._right = kept * self._right + (1 - kept) * usual
+        self._right = weight * self._right + (1 - weight) * usual
 
     def _step(self, rows: int) -> float:
         """Return the seconds of a step of one token for each of `rows` rows."""

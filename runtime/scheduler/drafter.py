@@ -107,13 +107,13 @@ class Recalled:
 
     def rates(self, owner: Owner) -> dict[int, Rates]:
         """Return the rates of the sources `TREE` and `OUTPUT`."""
-        found = self._rates.get(owner)
-        if found is None:
-            found = self._rates[owner] = {
+        rates = self._rates.get(owner)
+        if rates is None:
+            rates = self._rates[owner] = {
                 source: Rates(_FIRST_RECALLED, _LEARNT_RECALLED, _LEARNT_NEXT)
                 for source in (TREE, OUTPUT)
             }
-        return found
+        return rates
 
 
 class Drafter:
@@ -142,7 +142,7 @@ class Drafter:
             "at",
             "missed",
             "next_right",
-            "own",
+            "indexed",
         ),
         *("source", "sure", "until", "won"),
     )
@@ -152,22 +152,22 @@ class Drafter:
         predicted: PredictedText | None,
         seen: int,
         recalled: Recalled | None = None,
-        own: IndexedText | None = None,
+        indexed: IndexedText | None = None,
     ) -> None:
         """Start behind `seen` tokens of the sequence, where the output begins.
 
-        `own`: the request's own text in the index of `recalled`.
+        `indexed`: the request's own text in the index of `recalled`.
         """
         self._predicted = predicted
         self._recalled = recalled
-        self.own = own
+        self.indexed = indexed
         self._text: PredictedText | IndexedText | None = predicted
         self.source = PREDICTION
         self._rates = self._predicted_rates = Rates((_FIRST_FOUND,), _LEARNT_FOUND)
         """Rates of the source followed now, and rates of the prediction."""
         self._rank = 0
         self._seen = seen
-        self._start = seen if own is None else own.known
+        self._start = seen if indexed is None else indexed.known
         """Length of the sequence at its admission; -1 after the first search."""
         self._anchor = 0
         """Place behind the last right token of the prediction."""
@@ -221,7 +221,7 @@ class Drafter:
                         self._anchor = at + 1
                     self.sure, self._guessed = True, False
                     continue
-            longest = _MOST_PAUSED if self.own is None else _RECALLED_PAUSED
+            longest = _MOST_PAUSED if self.indexed is None else _RECALLED_PAUSED
             pause = min(1 + (end - self._known) // _PART, longest)
             self.at = self._find(sequence, end)
             self.sure = self._guessed = False
@@ -253,8 +253,8 @@ class Drafter:
         if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
             return 0, 0.0
         # Only an edited prediction continues for long behind a replaced token.
-        most = 1 if self._guessed and self.source != PREDICTION else MAX_DRAFT
-        count = min(most, left)
+        limit = 1 if self._guessed and self.source != PREDICTION else MAX_DRAFT
+        count = min(limit, left)
         if price > 0:
             count = min(1 + int(math.log(price / first) / math.log(right)), count)
         return count, first * (1 - right**count) / (1 - right) - price * count
@@ -271,11 +271,11 @@ class Drafter:
         place, recalled = -1, self._recalled
         if self._predicted is not None:
             place = self._find_predicted(sequence[max(end - _GRAM, 0) : end].tolist())
-        if recalled is not None and self.own is not None:
-            found = recalled.index.find(self.own, sequence, end)
-            if found is not None:
-                text, at, rank = found
-                source = OUTPUT if text is self.own else TREE
+        if recalled is not None and self.indexed is not None:
+            match = recalled.index.find(self.indexed, sequence, end)
+            if match is not None:
+                text, at, rank = match
+                source = OUTPUT if text is self.indexed else TREE
                 rates = recalled.rates(text.owner)[source]
                 if place < 0 or rates.found[rank] > self._predicted_rates.found[0]:
                     self._text, self.source, self._rates, self._rank = text, source, rates, rank

@@ -168,12 +168,12 @@ class CacheView:
     def pins(self) -> tuple[PinnedPrefix, ...]:
         """Return the current pins, the earliest to expire first."""
         self._kv.retention.expire()
-        found, now = [], self._clock()
+        pins, now = [], self._clock()
         for pin in sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until):
             adapter, namespace = adapter_and_namespace(pin.namespace)
             left = pin.until - now
-            found.append(PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left))
-        return tuple(found)
+            pins.append(PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left))
+        return tuple(pins)
 
 
 # Cache control ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class CacheControl:
         self._kv = kv
         self._sequences = sequences
         self._changed = changed
-        self._told: dict[int, bool] = {}
+        self._readable: dict[int, bool] = {}
         """Map from offload level to whether it was readable at the last `changes_below`; empty: no
         journal."""
         self.forgotten: set[Hashable] = set()
@@ -237,7 +237,7 @@ class CacheControl:
         tree.evicted.digests = PrefixDigests(key)
         tree.journal = Journal(tree.block_size, tree.evicted.digests)
         for at, level in enumerate(self._kv.tiering.levels):
-            level.tier.journal, self._told[at] = {}, False
+            level.tier.journal, self._readable[at] = {}, False
 
     def changes(self, all_of_it: bool = False) -> Change | None:
         """Return prefixes cached and evicted since the last call, or with `all_of_it` the whole
@@ -253,12 +253,12 @@ class CacheControl:
         """Return the changes of the offload levels: blocks that became readable, and blocks that
         are gone."""
         journals = []
-        for at, was_working in self._told.items():
+        for at, was_working in self._readable.items():
             level = self._kv.tiering.levels[at]
             tier, working = level.tier, level.store.working
             if not (tier.journal or all_of_it or working != was_working):
                 continue
-            changed, tier.journal, self._told[at] = tier.journal or {}, {}, working
+            changed, tier.journal, self._readable[at] = tier.journal or {}, {}, working
             if all_of_it:
                 changed = {entry.label.key: True for entry in tier.entries() if entry.whole}
             added = _array(key for key, held in changed.items() if held)

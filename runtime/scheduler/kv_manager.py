@@ -66,18 +66,18 @@ class Retention:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
         own_rest = self._blocks(sequence.full) - sequence.prompt_len // self._block_size
         beside = max(self._blocks(longest), own_rest)
-        max_pinned = min(self.pins.most, self._num_blocks - beside)
+        max_pinned = min(self.pins.limit, self._num_blocks - beside)
         needed = self.pins.needed(sequence.namespace, prompt)
         full = (needed and self.pins.blocks + needed > max_pinned) or len(self.pins) >= MAX_PINS
-        own = request.max_pins
-        enough = own is not None and self.pins.held_by(request.client) >= own
+        limit = request.max_pins
+        enough = limit is not None and self.pins.held_by(request.client) >= limit
         if optional and (full or enough or not self._enabled):
             sequence.pinned = True
         elif enough:
-            raise PinRefused(f"the API key may have {own} pins at a time (max_pins)")
+            raise PinRefused(f"the API key may have {limit} pins at a time (max_pins)")
         elif full:
             raise PinRefused(
-                f"there is no room for {needed} more pinned blocks: at most {self.pins.most} of "
+                f"there is no room for {needed} more pinned blocks: at most {self.pins.limit} of "
                 f"{self._num_blocks} may be pinned (max_pinned), in {MAX_PINS} prompts, and the "
                 "longest request that is here needs room beside them"
             )
@@ -106,7 +106,7 @@ class Retention:
         cache = sequence.request.handling.cache
         if cache.ttl is not None and not cache.pin:  # with a pin, `ttl` is the pin's time
             known = sequence.tokens[: sequence.tree_len]
-            self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
+            self._expiry.keep(sequence.namespace, known, sequence.first_cached, cache.ttl)
             self.due = min(self.due, self._expiry.next_end)
 
     def expire(self) -> None:
@@ -459,7 +459,7 @@ class KVStore:
         pins = self.retention.pins
         handles += pins.nodes() + self.tiering.fetching.nodes() + self.tiering.handing.nodes()
         self.tiering.check()
-        assert pins.blocks <= pins.most, "too much is pinned"
+        assert pins.blocks <= pins.limit, "too much is pinned"
         check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])
         for sequence in sequences:
             node = sequence.node

@@ -123,12 +123,12 @@ class MeasuredCost:
         # All steps since the last solution at once; each of the first steps is solved alone.
         works, expected, ratios = map(np.array, zip(*self._fresh, strict=True))
         self._fresh = []
-        kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
-        weights = kept ** np.arange(len(works))[::-1]
+        decay = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
+        weights = decay ** np.arange(len(works))[::-1]
         parts = self._units * works / expected[:, None]
         weighted = (parts * weights[:, None]).T
-        self._products = kept ** len(works) * self._products + weighted @ parts
-        self._sums = kept ** len(works) * self._sums + weighted @ ratios
+        self._products = decay ** len(works) * self._products + weighted @ parts
+        self._sums = decay ** len(works) * self._sums + weighted @ ratios
         # Factor by which the prior as a whole is too low.
         scale = self._sums.sum() / self._products.sum()
         weight = _PRIOR_WEIGHT + _FIRST_WEIGHT / self.steps
@@ -145,8 +145,8 @@ class MeasuredCost:
         if not solution[:2].any():
             solution[0] = 1.0
         self._rates, self._solved = (solution * self._units).tolist(), self.steps
-        found = dict(zip(_PARTS, self._rates, strict=True))
-        self.cost = replace(self.cost, **found, source="measured as it runs")
+        rates = dict(zip(_PARTS, self._rates, strict=True))
+        self.cost = replace(self.cost, **rates, source="measured as it runs")
 
 
 # Pace ---------------------------------------------------------------------------------------------

@@ -460,8 +460,8 @@ class WaitingQueue:
         if not self._queues:
             return None
         priorities = self._by_turn()
-        if (found := self._next(priorities[0]).peek()) is not None:
-            return found
+        if (first := self._next(priorities[0]).peek()) is not None:
+            return first
         # All deferred: the next client's turn.
         if self._others is None:
             turn = {priority: at for at, priority in enumerate(priorities)}
@@ -472,8 +472,8 @@ class WaitingQueue:
             queues = list(self._queues.values())
             self._others = [queues[at] for _, _, at in reversed(ordered)]
         while self._others:
-            if (found := self._others[-1].peek()) is not None:
-                return found
+            if (first := self._others[-1].peek()) is not None:
+                return first
             self._others.pop()
         return None
 
@@ -491,12 +491,12 @@ class WaitingQueue:
         """
         few = max(1.0, 0.5 * self.count / max(len(self._queues), 1))
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
-        found = [
+        queues = [
             (turn[priority], self._rank(priority, place), at, queue)
             for at, ((priority, place), queue) in enumerate(self._queues.items())
             if place[:levels] not in held and (levels == 1 or self._held[place] <= few)
         ]
-        return [queue for _, _, _, queue in sorted(found)]
+        return [queue for _, _, _, queue in sorted(queues)]
 
     def _rank(self, priority: int, place: Place) -> list[float]:
         """Return the client's rank in the next order, level by level."""
@@ -505,15 +505,15 @@ class WaitingQueue:
     def _by_turn(self) -> list[int]:
         """Return the priorities of waiting requests, in order of their turns."""
         seconds = self._config.priority_seconds
-        found = []
+        turns = []
         for priority, arrivals in list(self._arrivals.items()):
             while arrivals and not self._is_queued(priority, arrivals[0]):
                 heapq.heappop(arrivals)
             if arrivals:
-                found.append((arrivals[0][0] - seconds * priority, -priority))
+                turns.append((arrivals[0][0] - seconds * priority, -priority))
             else:
                 del self._arrivals[priority]
-        return [-priority for _, priority in sorted(found)]
+        return [-priority for _, priority in sorted(turns)]
 
     def _is_queued(self, priority: int, arrival: tuple[float, int, Place]) -> bool:
         queue = self._queues.get((priority, arrival[2]))
@@ -591,25 +591,25 @@ class WaitingQueue:
         spare = max_waiting - self.count
         if spare > max_waiting // 8:
             return False
-        whole, own = self._held[place[:1]], self._held[place]
+        whole, held = self._held[place[:1]], self._held[place]
         if spare <= 0 or whole * len(self._turns.waiting) < self.count:
             return spare <= 0
         if spare <= max_waiting // 16 or place[0] not in self._turns.below:
             return True
         within = self._turns.below[place[0]].below.values()
-        return own * sum(len(turns.waiting) for turns in within) >= whole
+        return held * sum(len(turns.waiting) for turns in within) >= whole
 
     def late(self, now: float, seconds: Callable[[RequestState], float]) -> list[RequestState]:
         """Remove and return requests that would miss their deadlines even if admitted now.
         `seconds`: expected time from the admission of a request to its end."""
-        found: list[RequestState] = []
+        late: list[RequestState] = []
         heap = self._deadlines
         while heap and (not _waits(heap[0][2]) or heap[0][0] < now + seconds(heap[0][2])):
             sequence = heapq.heappop(heap)[2]
             if _waits(sequence):
                 self.remove(sequence)
-                found.append(sequence)
-        return found
+                late.append(sequence)
+        return late
 
     def _queue_of(self, sequence: RequestState) -> ClientQueue:
         return self._queues[sequence.request.handling.priority, sequence.place]

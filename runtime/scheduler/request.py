@@ -122,9 +122,9 @@ class Agreement:
 
     def note(self, right: int, wrong: int) -> None:
         """Record `right` right tokens of a draft, then `wrong` (0 or 1) a wrong one."""
-        kept = _AGREEMENT_KEPT ** (right + wrong)
-        self.wrong = kept * self.wrong + wrong
-        self.tried = kept * self.tried + right + wrong
+        decay = _AGREEMENT_KEPT ** (right + wrong)
+        self.wrong = decay * self.wrong + wrong
+        self.tried = decay * self.tried + right + wrong
 
     def chance(self, usual: float) -> float:
         """Return the chance that the next draft token is right; `usual` before the first check."""
@@ -247,7 +247,7 @@ class RequestState:
         self.cached_tokens = 0
         self.restored = 0
         """Tokens read back from offload levels for this request."""
-        self.found = 0
+        self.first_cached = 0
         """Prompt tokens cached at the first admission."""
         self.report: CacheReport | None = None
         """Explanation of the cached prefix at admission, if requested."""
@@ -423,7 +423,7 @@ class RequestState:
         if fresh <= 0:
             return 0
         if cached and not self.covered:
-            self.found = fresh
+            self.first_cached = fresh
         self.covered += fresh
         if cached:
             self.cached_tokens += fresh

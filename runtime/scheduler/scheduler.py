@@ -182,9 +182,9 @@ class Scheduler:
                 max_length=limits.longest(request, self.kv.block_size),
                 adapter=limits.adapter(request) if request.adapter else -1,
             )
-            most = self.config.max_waiting
-            if not request.resumed and self._waiting.crowds_out(sequence.place, most):
-                raise Overloaded(f"at most {most} requests may wait")
+            limit = self.config.max_waiting
+            if not request.resumed and self._waiting.crowds_out(sequence.place, limit):
+                raise Overloaded(f"at most {limit} requests may wait")
             if not sequence.pinned:
                 retention.check_pin(sequence, self._longest())
             self._intake.begin(sequence)
@@ -524,8 +524,8 @@ class Scheduler:
         for _, source in sequence.accepted:  # right draft tokens that are never emitted
             sequence.rejected[source] += 1
         if any(sequence.rejected):
-            told = update.rejected or (0,) * len(sequence.rejected)
-            update.rejected = tuple(map(add, told, sequence.rejected))
+            counts = update.rejected or (0,) * len(sequence.rejected)
+            update.rejected = tuple(map(add, counts, sequence.rejected))
         sequence.finished = True
         if self.kv.tiering.active:
             self.kv.tiering.let_go(sequence)

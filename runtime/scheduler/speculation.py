@@ -223,8 +223,8 @@ class Drafting:
             ids = sequence.predicted.ids
             self.requests += 1
             self._rests = self._rest = 0
-        kept = NO_TOKENS if sequence.predicted is None else ids
-        sequence.request = msgspec.structs.replace(sequence.request, prediction=kept)
+        prediction = NO_TOKENS if sequence.predicted is None else ids
+        sequence.request = msgspec.structs.replace(sequence.request, prediction=prediction)
 
     def ended(self, sequence: RequestState) -> None:
         """Close the draft of an ended request."""
@@ -238,8 +238,8 @@ class Drafting:
             return
         if owner != sequence.namespace:
             recalled.index.forget(owner)
-        elif drafter is not None and drafter.own is not None:
-            self._learn(sequence, drafter.own)
+        elif drafter is not None and drafter.indexed is not None:
+            self._learn(sequence, drafter.indexed)
         elif sequence.held and sequence.outputs:  # no rollback can follow any more
             recalled.index.open(owner, sequence.tokens[: sequence.length])
 
@@ -297,21 +297,21 @@ class Drafting:
         self._rests = 0
         max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
         self._sample_rows.masks.begin_drafts()
-        asked: list[tuple[RequestState, int]] = []
+        rows: list[tuple[RequestState, int]] = []
         for sequence, (count, by_model) in wanted.items():
             count = self._fitting(sequence, min(count, max_draft, budget))
             if count < 1:
                 continue
             if by_model:
                 self._kv.grow(sequence, count + 1, builder)
-                asked.append((sequence, count))
+                rows.append((sequence, count))
             else:
                 drafter = sequence.drafter
                 assert drafter is not None
                 count = self._begin(sequence, drafter.draft(count), drafter.source, builder)
             budget -= count
-        if model is not None and asked:
-            for (sequence, count), draft in zip(asked, model.draft(asked), strict=True):
+        if model is not None and rows:
+            for (sequence, count), draft in zip(rows, model.draft(rows), strict=True):
                 written = [*draft]
                 begun = self._begin(sequence, draft, MODEL, builder)
                 budget += count - begun
@@ -365,23 +365,23 @@ class Drafting:
             sequence.stands_by = self._drafters > 0 and self._should_stand_by(drafter)
             if sequence.stands_by:
                 self._awaited = sequence
-            own, number = drafter.own, sequence.number
+            indexed, number = drafter.indexed, sequence.number
             # Each row at another step: all rows of a batch at once would hold the step up.
-            if own is not None and (sequence.length + number) // LEARNT_AT_ONCE > (
-                (own.known + number) // LEARNT_AT_ONCE
+            if indexed is not None and (sequence.length + number) // LEARNT_AT_ONCE > (
+                (indexed.known + number) // LEARNT_AT_ONCE
             ):
-                self._learn(sequence, own)
-                if not own.number:
-                    drafter.own = None
+                self._learn(sequence, indexed)
+                if not indexed.number:
+                    drafter.indexed = None
 
     # ------------------------------------------------------------ inside
 
     def _pause(self) -> None:
         self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
 
-    def _learn(self, sequence: RequestState, own: IndexedText) -> None:
+    def _learn(self, sequence: RequestState, indexed: IndexedText) -> None:
         assert self._recalled is not None
-        self._recalled.index.learn(own, sequence.tokens[own.known : sequence.length])
+        self._recalled.index.learn(indexed, sequence.tokens[indexed.known : sequence.length])
 
     def _should_stand_by(self, drafter: Drafter) -> bool:
         """Return whether to skip a step, to get a draft once the last token is known. True if the
@@ -419,13 +419,13 @@ class Drafting:
         tried = None if model is None else model.trial(others, self._price, share)
         return {} if tried is None else {tried: (TRIED, True)}
 
-    def _fitting(self, sequence: RequestState, most: int) -> int:
-        """Return how many of `most` draft tokens fit for the sequence."""
+    def _fitting(self, sequence: RequestState, count: int) -> int:
+        """Return how many of `count` draft tokens fit for the sequence."""
         kv = self._kv
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
         free = blocks * kv.block_size - sequence.computed - 1
-        return min(most, sequence.full - sequence.length - 1, free)
+        return min(count, sequence.full - sequence.length - 1, free)
 
     def _begin(
         self, sequence: RequestState, draft: list[int], source: int, builder: PlanBuilder

@@ -96,9 +96,9 @@ def new_key(name: str, **stated: int | str | None) -> tuple[str, KeyEntry]:
     """Make a key and its entry, with the `stated` limits, namespace and bounds. Raises
     InvalidRequest for a name or limit that is not allowed."""
     key_id, secret, salt = secrets.token_hex(6), secrets.token_hex(32), secrets.token_hex(16)
-    given = {"name": name, "id": key_id, "salt": salt, "digest": _digest(secret, salt), **stated}
+    fields = {"name": name, "id": key_id, "salt": salt, "digest": _digest(secret, salt), **stated}
     try:
-        entry = msgspec.convert(given, KeyEntry)
+        entry = msgspec.convert(fields, KeyEntry)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"there can be no such key: {error}") from None
     return f"{_PREFIX}-{key_id}-{secret}", entry
@@ -213,10 +213,10 @@ class Account:
 
     def check_priority(self, priority: int) -> None:
         """Raise InvalidRequest for a priority above the key's `max_priority`."""
-        most = self.entry.max_priority
-        if most is not None and priority > most:
+        limit = self.entry.max_priority
+        if limit is not None and priority > limit:
             raise InvalidRequest(
-                f"priority: the API key {self.name!r} may ask for {most} at most (max_priority)",
+                f"priority: the API key {self.name!r} may ask for {limit} at most (max_priority)",
                 "priority",
             )
 
@@ -324,8 +324,8 @@ class Keys:
         if not self.needed:
             return None
         # compare_digest takes as long for a key that is nearly right as for any other.
-        given = key.encode("utf-8", "surrogateescape")
-        if self._operator and hmac.compare_digest(given, self._operator):
+        sent = key.encode("utf-8", "surrogateescape")
+        if self._operator and hmac.compare_digest(sent, self._operator):
             return None
         self.refresh()
         key_id, secret = split_key(key)
@@ -368,10 +368,10 @@ class Keys:
 
     def _state(self) -> tuple[int, ...] | None:
         try:
-            found = Path(self._path).stat()
+            status = Path(self._path).stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # Program key --------------------------------------------------------------------------------------

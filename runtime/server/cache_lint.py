@@ -124,12 +124,12 @@ _INVERSE = pow(_BASE, -1, 2**64)
 
 
 def _powers(base: int, count: int) -> np.ndarray:
-    found = np.empty(count, np.uint64)
+    powers = np.empty(count, np.uint64)
     value = 1
     for at in range(count):
-        found[at] = value
+        powers[at] = value
         value = value * base & _MASK
-    return found
+    return powers
 
 
 class Fingerprints:
@@ -158,8 +158,8 @@ class Fingerprints:
         chosen = np.flatnonzero(_over_runs(np.maximum, least) == hashes)
         times, gaps = _repeats(hashes[chosen], chosen)
         # Where the same window begins again every token or two, only some count.
-        kept = times % np.maximum(EVERY // gaps, 1) == 0
-        chosen, times = chosen[kept], times[kept].astype(np.uint64)
+        mask = times % np.maximum(EVERY // gaps, 1) == 0
+        chosen, times = chosen[mask], times[mask].astype(np.uint64)
         again = _mixed(hashes[chosen] + times * np.uint64(_BASE))
         return np.where(times > 0, again, hashes[chosen]), chosen
 
@@ -301,9 +301,9 @@ class PromptLint:
         prints, positions = self._fingerprints.of(tokens)
         known = prints.tolist()
         owner = namespace, adapter
-        found = self._compare(owner, tokens, cached, known, positions.tolist())
+        finding = self._compare(owner, tokens, cached, known, positions.tolist())
         self._keep(owner, tokens, known, positions.tolist())
-        return None if found is None else self._note(*found)
+        return None if finding is None else self._note(*finding)
 
     def _compare(
         self, owner: _Owner, tokens: np.ndarray, cached: int, prints: list[int], at: list[int]
@@ -321,9 +321,9 @@ class PromptLint:
         if serial not in self._prompts:
             return None
         other = self._prompts[serial].tokens
-        most = min(len(tokens), len(other))
-        same = tokens[:most] == other[:most]
-        position = int(same.argmin()) if not same.all() else most
+        shorter = min(len(tokens), len(other))
+        same = tokens[:shorter] == other[:shorter]
+        position = int(same.argmin()) if not same.all() else shorter
         behind = [
             (ours, theirs, print_)
             for ours, number, theirs, print_ in shared
@@ -359,17 +359,17 @@ class PromptLint:
         )
         return finding, mark
 
-    def _note(self, found: Finding, mark: int) -> Finding:
-        key = (found.namespace, found.kind, found.before, mark)
+    def _note(self, finding: Finding, mark: int) -> Finding:
+        key = (finding.namespace, finding.kind, finding.before, mark)
         known = self._findings.get(key)
         if known is None:
-            found.tokens_lost = found.tokens
-            found.says = describe(found)
-            known = self._findings[key] = found
+            finding.tokens_lost = finding.tokens
+            finding.says = describe(finding)
+            known = self._findings[key] = finding
             if len(self._findings) > _FINDINGS:
                 self._findings.popitem(last=False)
         else:
-            known.again(found)
+            known.again(finding)
             self._findings.move_to_end(key)
         return known
 

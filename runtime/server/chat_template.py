@@ -204,14 +204,14 @@ class Lookalikes:
         if isinstance(value, str):
             return self._text(value, mark)
         if isinstance(value, dict):
-            found = {}
+            marked_texts = {}
             for name, one in value.items():
                 name = self._usual(name, mark) if name in _USUAL else self.marked(name, mark)
                 if type(one) is not str:
-                    found[name] = self.marked(one, mark)
+                    marked_texts[name] = self.marked(one, mark)
                 else:
-                    found[name] = (self._usual if one in _USUAL else self._text)(one, mark)
-            return found
+                    marked_texts[name] = (self._usual if one in _USUAL else self._text)(one, mark)
+            return marked_texts
         if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]
         return value
@@ -297,8 +297,8 @@ def _folded(text: str) -> str:
 
 def _first_of(match: re.Match[str]) -> int:
     """Return the first place of the match that is no white space."""
-    found = match.group()
-    return match.start() + len(found) - len(found.lstrip() or found)
+    text = match.group()
+    return match.start() + len(text) - len(text.lstrip() or text)
 
 
 # Chat ---------------------------------------------------------------------------------------------
@@ -379,14 +379,14 @@ class ChatTemplate:
             parts = write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
         flat = [_flat(m) if isinstance(m.get("content"), list) else {**m} for m in messages]
-        given = {
+        arguments = {
             "messages": [*map(_with_thinking, flat)],
             **({"tools": tools} if tools else {}),
             **more,
         }
         try:
-            mark = _unused_character(given)
-            marked = self._environment.lookalikes.marked(given, mark)
+            mark = _unused_character(arguments)
+            marked = self._environment.lookalikes.marked(arguments, mark)
         except RecursionError:
             raise InvalidRequest("the conversation holds values nested too deeply") from None
         if continue_final:
@@ -537,11 +537,11 @@ def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _unused_character(given: Any) -> str:
-    """Find a character of private use that `given` lacks. Raises InvalidRequest without one."""
-    if _FIRST not in repr(given):  # which escapes characters of private use
+def _unused_character(arguments: Any) -> str:
+    """Find a character of private use that `arguments` lacks. Raises InvalidRequest without one."""
+    if _FIRST not in repr(arguments):  # which escapes characters of private use
         return chr(_PRIVATE_USE[0][0])
-    used = set(json.dumps(given, ensure_ascii=False, default=str))
+    used = set(json.dumps(arguments, ensure_ascii=False, default=str))
     for character in map(chr, chain(*_PRIVATE_USE)):
         if character not in used:
             return character

@@ -24,10 +24,10 @@ LEAST_ROOM = 1 << 20
 class Retry:
     """Schedule of attempts to write a file; only the first failure is logged."""
 
-    def __init__(self, path: Path, kept: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`kept` names the file's contents in the log."""
+    def __init__(self, path: Path, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`what` names the file's contents in the log."""
         self._path = path
-        self._kept = kept
+        self._contents = what
         self._clock = clock
         self.at: float | None = None
         """Earliest time of the next attempt; None if the last attempt succeeded."""
@@ -53,7 +53,7 @@ class Retry:
             log.error(
                 "%s: %s are not kept any more, and would not survive a restart: %s",
                 self._path,
-                self._kept,
+                self._contents,
                 error,
             )
         self.at = self._clock() + RETRY_SECONDS
@@ -62,7 +62,7 @@ class Retry:
         """Note that an attempt succeeded."""
         if self.at is not None:
             self.at = None
-            log.warning("%s: %s are kept again", self._path, self._kept)
+            log.warning("%s: %s are kept again", self._path, self._contents)
 
 
 def is_full(error: Exception, folder: Path) -> bool:

@@ -62,7 +62,7 @@ class Sample:
     """Sample: turns the engine's updates of one request into chunks and an output.
 
     `context` holds the ids of the prompt. `token_ids` holds every sampled token, the one that ended
-    the sample included; `kept` says what becomes part of the branch.
+    the sample included; `joined` says what becomes part of the branch.
 
     Text is decoded no earlier than needed: token by token with stop strings, chunk by chunk if
     chunks are sent, else at the end.
@@ -190,7 +190,7 @@ class Sample:
         known = sum(map(len, self._texts))
         return 0 <= characters <= known and 0 <= tokens <= len(self.token_ids)
 
-    def told(self, characters: int, tokens: int) -> None:
+    def skip(self, characters: int, tokens: int) -> None:
         """Begin the next chunk behind `characters` and `tokens`, which the client has already."""
         text = "".join(self._texts)
         self._texts = [text[:characters], text[characters:]]
@@ -210,7 +210,7 @@ class Sample:
             tuple(self.drafted_at),
         )
 
-    def kept(self) -> tuple[list[int], str]:
+    def joined(self) -> tuple[list[int], str]:
         """Return the ids that join the branch, and the text behind them that becomes pending."""
         if isinstance(self.matched, str):
             assert self._stops is not None
@@ -377,13 +377,13 @@ class Generation:
         for sample in self._samples:
             if sample.finish is not None:
                 continue
-            own = params
+            row_params = params
             if sample.index:
-                own = with_seed_of(params, sample.index)
-                own = msgspec.structs.replace(own, prompt_logprobs_from=None)
+                row_params = with_seed_of(params, sample.index)
+                row_params = msgspec.structs.replace(row_params, prompt_logprobs_from=None)
             request = sequence.request(
                 prompt,
-                own,
+                row_params,
                 op.handling,
                 output_ids=np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS,
                 constraint=op.constraint,
@@ -402,20 +402,20 @@ class Generation:
                 scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)
         finally:
             sequence.stop = None
-        kept, rest = self._samples[0].kept()
+        joined_ids, rest = self._samples[0].joined()
         generated = self._generated(prompt, scores)
-        state.ids.extend(kept)
+        state.ids.extend(joined_ids)
         state.pending = (Piece(rest),) if rest else ()
         if text := generated.outputs[0].text:
             state.gained.append(Piece(text))
         return generated
 
-    def _thoughts(self, given: Thoughts, last: int) -> ThoughtTokens:
+    def _thoughts(self, thoughts: Thoughts, last: int) -> ThoughtTokens:
         """Tokenize the texts of the thoughts that the operation admits, behind the token `last`."""
         model = self._model
         begin, end, gap, then, close = (
             tuple(model.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
-            for text in (given.begin, given.end, given.gap, given.then, given.close)
+            for text in (thoughts.begin, thoughts.end, thoughts.gap, thoughts.then, thoughts.close)
         )
         return ThoughtTokens(
             end,
@@ -423,7 +423,7 @@ class Generation:
             gap,
             then,
             close,
-            given.budget,
+            thoughts.budget,
             stops=tuple(set(self._op.params.stop_token_ids) - model.eos_ids),
             special=any(map(model.tokenizer.is_special, (*begin, *end))),
         )
@@ -434,10 +434,10 @@ class Generation:
 
     async def _predicted(self) -> np.ndarray:
         """Tokenize the predicted text: int32 [tokens], no more than the context window has."""
-        model, most = self._model, self._model.model_info.context_length
-        text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
+        model, context_length = self._model, self._model.model_info.context_length
+        text = self._op.prediction[: CHARACTERS_PER_TOKEN * context_length]
         ids = await model.tokenize(len(text), model.tokenizer.encode_pieces, (Piece(text),))
-        return np.array(ids[:most], np.int32)
+        return np.array(ids[:context_length], np.int32)
 
     def _go_on(self, log: GenerationLog) -> bool:
         """Replay updates of an earlier server, and send chunks that the client lacks. Returns
@@ -453,7 +453,7 @@ class Generation:
             for sample in self._samples:
                 characters, tokens = log.progress.get(sample.index, (0, 0))
                 self._tells = self._tells and not tokens
-                sample.told(characters, tokens)
+                sample.skip(characters, tokens)
                 if (chunk := sample.take_chunk(self._op.op)) is not None:
                     self._send(chunk)
         return bool(before)
@@ -472,7 +472,7 @@ class Generation:
         """Take one update; `replayed` marks one that an earlier server received already. Returns,
         when the sample is complete, how many of the update's tokens came behind its end."""
         if self._log is not None and not replayed:
-            self._log.told(sample.index, update)
+            self._log.record(sample.index, update)
         before = len(sample.token_ids)
         chunk = None
         if self._op.stream:
@@ -485,10 +485,10 @@ class Generation:
                 self._first_token = now
             if self._timeline and sample.index == 0:
                 # The first and the latest point stay; points between are far enough apart to draw.
-                told = self._progress
-                if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
-                    told.pop()
-                told.append((now - self._started, len(sample.token_ids)))
+                progress = self._progress
+                if len(progress) > 1 and progress[-1][0] - progress[-2][0] < PROGRESS_SECONDS:
+                    progress.pop()
+                progress.append((now - self._started, len(sample.token_ids)))
         if sample.index == 0:
             # The first update and the last one carry the facts of the request.
             self._facts = update.facts or self._facts
@@ -533,7 +533,7 @@ class Generation:
                     )
         check_fits(self._model, prompt, outputs=0 if given.max_tokens == 0 else 1)
         left = self._model.max_prompt - prompt
-        most = left if given.max_tokens is None else min(given.max_tokens, left)
+        max_tokens = left if given.max_tokens is None else min(given.max_tokens, left)
         stops = set(given.stop_token_ids)
         if not given.ignore_eos:
             stops |= self._model.eos_ids
@@ -557,8 +557,8 @@ class Generation:
             n=1,
             given=(),
             **greedy,
-            max_tokens=most,
-            min_tokens=min(given.min_tokens, most),
+            max_tokens=max_tokens,
+            min_tokens=min(given.min_tokens, max_tokens),
             stop=(),
             stop_regex=(),
             stop_token_ids=tuple(sorted(stops)),

@@ -83,30 +83,30 @@ class ModelRegistry:
     def names(self) -> list[str]:
         return [slot.name for slot in self.all]
 
-    def slot(self, asked: str | None) -> ModelSlot:
+    def slot(self, name: str | None) -> ModelSlot:
         """Return the slot for a model's name (`NAME` or `NAME:ADAPTER`) or path, the first for
         none. Raises ModelNotFound."""
-        if not asked or asked == "default" or asked.startswith("default:"):
+        if not name or name == "default" or name.startswith("default:"):
             return self.all[0]
         for slot in self.all:
             names = slot.name, slot.config.gateway.model
-            if asked in names or any(asked.startswith(f"{name}:") for name in names):
+            if name in names or any(name.startswith(f"{each}:") for each in names):
                 return slot
-        raise not_found(asked, self.names)
+        raise not_found(name, self.names)
 
-    def loaded(self, asked: str) -> ServedModel | None:
+    def loaded(self, name: str) -> ServedModel | None:
         """Return the model, if it is loaded. Raises ModelNotFound."""
-        slot = self.slot(asked)
+        slot = self.slot(name)
         slot.used = time.monotonic()
         return slot.model
 
-    async def load(self, asked: str) -> ServedModel:
+    async def load(self, name: str) -> ServedModel:
         """Return the model, loaded if it was not. Raises as `open_model` does, or did lately. A
         model that cannot be read is no fault of the caller: ServerUnavailable, without a path.
 
         A caller that stops waiting leaves the model loading: others may wait, too.
         """
-        slot = self.slot(asked)
+        slot = self.slot(name)
         try:
             return await self._opened(slot)
         except UnsupportedModel as error:
@@ -158,11 +158,11 @@ class ModelRegistry:
 
     @asynccontextmanager
     async def use(
-        self, asked: str | None, timeout: float | None = None
+        self, name: str | None, timeout: float | None = None
     ) -> AsyncIterator[ServedModel]:
         """Give the model, which stays loaded while the block runs. Raises DeadlineExceeded if it is
         not loaded within `timeout` seconds."""
-        slot = self.slot(asked)
+        slot = self.slot(name)
         slot.users += 1
         try:
             model = slot.model
@@ -174,9 +174,9 @@ class ModelRegistry:
             slot.users -= 1
             slot.used = time.monotonic()
 
-    def unload(self, asked: str | None) -> None:
+    def unload(self, name: str | None) -> None:
         """Unload a model unless it is in use."""
-        slot = self.slot(asked)
+        slot = self.slot(name)
         if slot.model is not None and slot.idle:
             log.info("unloading %s, as a request asks", slot.name)
             self._close(slot)

@@ -94,8 +94,8 @@ def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
 
 def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids that end a text: those of the model's files, and the tokenizer's own."""
-    given = source.eos_token_id()
-    ids = {given} if isinstance(given, int) else set(given or ())
+    token_ids = source.eos_token_id()
+    ids = {token_ids} if isinstance(token_ids, int) else set(token_ids or ())
     token = tokenizer.config.get("eos_token")
     content = token["content"] if isinstance(token, dict) else token
     own = tokenizer.id_of(content) if content else None
@@ -115,33 +115,33 @@ def load_sampling(
         origin, own = source.generation_config()
         if config.generation_config == "auto" and not own:
             origin, own = "packaged.toml", recommended_sampling(source.path)
-    found = dict(_recommended(origin, own))
-    asked = dict(_asked(config.default_sampling))
-    origins = dict.fromkeys(found, origin) | dict.fromkeys(asked, OPTION)
-    return found | asked, origins
+    recommended = dict(_recommended(origin, own))
+    options = dict(_chosen(config.default_sampling))
+    origins = dict.fromkeys(recommended, origin) | dict.fromkeys(options, OPTION)
+    return recommended | options, origins
 
 
 def check_sampling(config: GatewayConfig) -> None:
     """Raise InvalidRequest for options that name no defaults."""
-    dict(_asked(config.default_sampling))
+    dict(_chosen(config.default_sampling))
     if config.generation_config not in OWN_CONFIGS:
         _folder_of(config.generation_config)
 
 
-def _folder_of(given: str) -> Path:
-    path = Path(given).expanduser()
+def _folder_of(value: str) -> Path:
+    path = Path(value).expanduser()
     folder = path.parent if path.name == GENERATION_CONFIG else path
     if not (folder / GENERATION_CONFIG).is_file():
         raise InvalidRequest(
-            f"--generation-config: {given} is neither auto nor none, nor a {GENERATION_CONFIG}, nor"
+            f"--generation-config: {value} is neither auto nor none, nor a {GENERATION_CONFIG}, nor"
             " a folder with one"
         )
     return folder
 
 
-def _recommended(origin: str, given: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _recommended(origin: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Give a file's recommendations by our names; log the keys without effect."""
-    for key, value in given.items():
+    for key, value in values.items():
         name = _NAMES.get(key)
         if name is None:
             elsewhere = key in _ELSEWHERE or key.startswith(_ELSEWHERE_BEGIN)
@@ -158,9 +158,9 @@ def _recommended(origin: str, given: Mapping[str, Any]) -> Iterator[tuple[str, f
                 log.warning("%s: %s is not applied: %s", origin, key, error)
 
 
-def _asked(given: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+def _chosen(options: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """Give the defaults that the option names. Raises InvalidRequest for an unknown one."""
-    for item in ",".join(given).split(","):
+    for item in ",".join(options).split(","):
         if not item.strip():
             continue
         key, equals, value = (part.strip() for part in item.partition("="))

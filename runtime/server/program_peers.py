@@ -78,7 +78,7 @@ class ProgramPeers:
         has_session: Callable[[bytes], bool],
     ) -> None:
         self._port = port
-        self._most = min(config.max_connections + SPARE, processes.descriptors() // 4)
+        self._max_peers = min(config.max_connections + SPARE, processes.descriptors() // 4)
         self._message_bytes = config.max_message_bytes
         self._patience = config.client_timeout
         self._has_session = has_session
@@ -145,7 +145,7 @@ class ProgramPeers:
         if kind == zmq.EVENT_DISCONNECTED:
             return
         self._peers[descriptor] = _Peer()
-        if len(self._peers) > self._most:
+        if len(self._peers) > self._max_peers:
             oldest = next(at for at, peer in self._peers.items() if not peer.known)
             self._end_at(oldest, f"there are {len(self._peers)} connections")
 
@@ -165,8 +165,8 @@ class ProgramPeers:
         return peer
 
     def _fault(self, peer: _Peer) -> str | None:
-        most = 2 * self._message_bytes + SLACK_BYTES if peer.known else UNKNOWN_BYTES
-        if peer.unfinished > most:
+        limit = 2 * self._message_bytes + SLACK_BYTES if peer.known else UNKNOWN_BYTES
+        if peer.unfinished > limit:
             return f"{peer.unfinished} bytes have come of a message that is not whole"
         if peer.strange > self._patience:
             return f"it has had no session for {peer.strange:.0f} s"

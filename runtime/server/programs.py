@@ -201,12 +201,12 @@ class ProgramServer:
     """
 
     def __init__(
-        self, gateway: ServedModel | ModelRegistry, store: SessionStore | None = None
+        self, server: ServedModel | ModelRegistry, store: SessionStore | None = None
     ) -> None:
         """Programs choose a model of a `ModelRegistry` by `Hello`. `store` keeps sessions."""
-        self._gateway = gateway
+        self._server = server
         self._store = store
-        self._config = gateway.config
+        self._config = server.config
         self._greeting: dict[bytes, asyncio.Task[None]] = {}
         self._connections: dict[bytes, Connection] = {}
         self._socket = ProgramSocket(
@@ -282,8 +282,8 @@ class ProgramServer:
         key, the peer shares a client's turns with all peers of its address."""
         ops: list[Op] = []
         if len(frame) > MAX_HELLO_BYTES:
-            most = MAX_HELLO_BYTES >> 10
-            raise ProtocolError(f"the first message is exactly one hello of at most {most} KiB")
+            limit = MAX_HELLO_BYTES >> 10
+            raise ProtocolError(f"the first message is exactly one hello of at most {limit} KiB")
         try:
             if _count(frame) == 1:
                 ops = _ops.decode(frame)
@@ -300,18 +300,18 @@ class ProgramServer:
                 f"the client speaks protocol version {hello.version}, "
                 f"this server version {PROTOCOL_VERSION}"
             )
-        account = self._gateway.keys.check(hello.api_key)
-        if self._gateway.drain.begun:
-            raise self._gateway.drain.refusal()
+        account = self._server.keys.check(hello.api_key)
+        if self._server.drain.begun:
+            raise self._server.drain.refusal()
         if identity in self._greeting:
             return
         # Peers that wait for their model count: they will be connected.
         connected = len(self._connections) + len(self._greeting)
-        if connected >= (most := self._config.max_connections):
-            raise Overloaded(f"at most {most} clients may be connected")
-        gateway = self._gateway.loaded(hello.model)
-        if gateway is not None:
-            self._welcome(identity, hello, account, gateway, address)
+        if connected >= (limit := self._config.max_connections):
+            raise Overloaded(f"at most {limit} clients may be connected")
+        model = self._server.loaded(hello.model)
+        if model is not None:
+            self._welcome(identity, hello, account, model, address)
         else:
             task = asyncio.create_task(self._load_and_welcome(identity, hello, account, address))
             self._greeting[identity] = task
@@ -321,8 +321,8 @@ class ProgramServer:
         self, identity: bytes, hello: Hello, account: Account | None, address: str
     ) -> None:
         try:
-            gateway = await self._gateway.load(hello.model)
-            self._welcome(identity, hello, account, gateway, address)
+            model = await self._server.load(hello.model)
+            self._welcome(identity, hello, account, model, address)
         except Exception as error:
             known = error if isinstance(error, RootlaceError) else InternalError.of(error)
             self._answer(identity, [Failed.of(0, known)])
@@ -332,7 +332,7 @@ class ProgramServer:
         identity: bytes,
         hello: Hello,
         account: Account | None,
-        gateway: ServedModel,
+        model: ServedModel,
         address: str,
     ) -> None:
         owner = "" if account is None else account.name
@@ -340,18 +340,18 @@ class ProgramServer:
             earlier = other.session.log
             if earlier is not None and earlier.is_of(hello.session, owner):
                 self._drop(other, "its client came back")
-        model = gateway.model_info
-        served = f"{model.name} ({Path(model.path).name}, {model.vocab_size} tokens)"
+        info = model.model_info
+        served = f"{info.name} ({Path(info.path).name}, {info.vocab_size} tokens)"
         log = attach(self._store, hello, owner, served)
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
         deliver = partial(self._deliver, connection)
-        connection.session = Session(gateway, deliver, client, account, address, log)
+        connection.session = Session(model, deliver, client, account, address, log)
         self._connections[identity] = connection
-        shown = model
+        shown = info
         if account is not None:  # the path names the model of a saved state's token ids
-            digest = hashlib.blake2b(model.path.encode(), digest_size=8).hexdigest()
-            shown = msgspec.structs.replace(model, path=f"{model.name}#{digest}")
+            digest = hashlib.blake2b(info.path.encode(), digest_size=8).hexdigest()
+            shown = msgspec.structs.replace(info, path=f"{info.name}#{digest}")
         welcome = Welcome(0, PROTOCOL_VERSION, shown, kept=log is not None)
         self._deliver(connection, [welcome])
 

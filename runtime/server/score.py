@@ -111,7 +111,7 @@ async def find_vectors(
     sequence = TokenSequence(namespace, "", adapter, asker, private=alone)
     sequence.check_handling(handling)
     chosen = _own_pooling(model) if pooling is None else pooling
-    found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
+    vectors = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(model.engine, asker)
     prompts = []
     for index, one in enumerate(inputs):
@@ -123,7 +123,7 @@ async def find_vectors(
             named = type(error)(f"{where}: {error}")
             named.param = where
             raise named from error
-    for vector, prompt in zip(found, prompts, strict=True):
+    for vector, prompt in zip(vectors, prompts, strict=True):
         vector.prompt_tokens = len(prompt)
         request = sequence.request(prompt, NO_OUTPUT, handling, pooling=chosen)
         requests.add(request, partial(_take_vectors, vector))
@@ -133,20 +133,20 @@ async def find_vectors(
     finally:
         if alone:
             model.engine.forget_namespace(namespace)
-    for vector in found:
+    for vector in vectors:
         vector.values = vector.values[:dimensions]
         if normalise:
             length = float(np.sqrt(np.sum(np.square(vector.values, dtype=np.float64))))
             vector.values = (vector.values / (length or 1.0)).astype(np.float32)
-    tokens = sum(one.prompt_tokens for one in found)
-    return found, Usage(tokens, sum(one.cached_tokens for one in found))
+    tokens = sum(one.prompt_tokens for one in vectors)
+    return vectors, Usage(tokens, sum(one.cached_tokens for one in vectors))
 
 
 def _own_pooling(model: ServedModel) -> Pooling:
-    own = model.own_pooling
-    if own in KNOWN:
-        return KNOWN[own]
-    raise InvalidRequest(f"the model's own pooling ({own}) is not supported; ask for last or mean")
+    name = model.own_pooling
+    if name in KNOWN:
+        return KNOWN[name]
+    raise InvalidRequest(f"the model's own pooling ({name}) is not supported; ask for last or mean")
 
 
 def _take_vectors(vector: Vector, update: EngineOutput) -> None:
@@ -193,7 +193,7 @@ def _ids(model: ServedModel, parts: Input) -> list[int]:
 
 async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
     """Answer an `Embed` of a session. Raises as `find_vectors` does."""
-    found, usage = await find_vectors(
+    vectors, usage = await find_vectors(
         model,
         [(one,) for one in op.inputs],
         op.pooling,
@@ -202,7 +202,7 @@ async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
         asker=asker,
         adapter=op.adapter,
     )
-    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
+    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in vectors), usage)
 
 
 # Select -------------------------------------------------------------------------------------------
@@ -327,10 +327,10 @@ class Selection:
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         sequence, model = self._sequence, self._model
         requests = Requests(model.engine, sequence.asker)
-        given = self._op.handling
+        handling_given = self._op.handling
         # A choice is no prompt to be pinned.
-        cache = Cache() if given.cache.pin else given.cache
-        handling = msgspec.structs.replace(given, cache=cache)
+        cache = Cache() if handling_given.cache.pin else handling_given.cache
+        handling = msgspec.structs.replace(handling_given, cache=cache)
 
         def request(scored: _Scored) -> EngineRequest:
             first = scored.start + scored.known
@@ -356,14 +356,14 @@ def _logprobs(
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
     """Those of each choice. Raises InternalError where one is missing."""
     last: tuple[TokenLogprob, ...] = ()
-    found = [last] * len(scored)
+    logprobs = [last] * len(scored)
     for one in scored:
         scores = [] if one.scores is None else one.scores.prompt_token_scores()
         last = (*last[: one.known], *(token_logprob(tokenizer, score) for score in scores))
         if len(last) != (count := len(one.ids) - one.start):
             raise InternalError(f"select: {count} tokens to score, {len(last)} scored")
-        found[one.choice] = last
-    return tuple(found)
+        logprobs[one.choice] = last
+    return tuple(logprobs)
 
 
 def _take(scored: _Scored, update: EngineOutput) -> None:

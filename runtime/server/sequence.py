@@ -169,9 +169,9 @@ class Requests:
         rid = self._engine.next_rid()
         self._running[rid] = on_update
         account = self._account
-        most = None if account is None else account.entry.max_pins
+        limit = None if account is None else account.entry.max_pins
         request = msgspec.structs.replace(
-            request, rid=rid, client=self._asker.client, origin=self._asker.origin, max_pins=most
+            request, rid=rid, client=self._asker.client, origin=self._asker.origin, max_pins=limit
         )
         try:
             self._engine.submit(request, self._pass_on)
@@ -185,7 +185,7 @@ class Requests:
 
     async def add_all(
         self,
-        asked: Iterable[tuple[EngineRequest, Callable[[EngineOutput], int | None]]],
+        requests: Iterable[tuple[EngineRequest, Callable[[EngineOutput], int | None]]],
         wait: Callable[[asyncio.Future[None]], Awaitable[None]],
     ) -> None:
         """Add each request, giving others turns in between by `wait`. If adding raises, all are
@@ -193,7 +193,7 @@ class Requests:
         self._running[_MORE] = nothing
         try:
             turn = Turn()
-            for request, on_update in asked:
+            for request, on_update in requests:
                 if self._all_ended.done():
                     break
                 self.add(request, on_update)
@@ -277,8 +277,8 @@ class OpenSequences:
         cached blocks of its ended programs count as blocks of no program."""
         self.number = next(model.numbers)
         if "#" not in asker.source:
-            own = f"{asker.source}#{self.number}" if asker.source else f"session {self.number}"
-            asker = Asker.of(asker.account, own)
+            client = f"{asker.source}#{self.number}" if asker.source else f"session {self.number}"
+            asker = Asker.of(asker.account, client)
         self.asker = asker
         self.end = end
         self.open: set[TokenSequence] = set()
@@ -294,8 +294,8 @@ class OpenSequences:
         """Open an empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
         model = self._model
         self.check_share()
-        if model.branch_count >= (most := model.config.max_branches):
-            raise Overloaded(f"{most} branches are open; the server allows no more")
+        if model.branch_count >= (max_branches := model.config.max_branches):
+            raise Overloaded(f"{max_branches} branches are open; the server allows no more")
         if adapter:
             model.check_adapter(adapter)
         sequence = TokenSequence(
@@ -312,13 +312,13 @@ class OpenSequences:
         """Raise Overloaded if this client would take some of the last eighth of all branches. That
         eighth is for clients with fewer branches than the mean."""
         model = self._model
-        count, most = model.branch_count, model.config.max_branches
-        if not model.plenty_branches <= count < most:
+        count, max_branches = model.branch_count, model.config.max_branches
+        if not model.plenty_branches <= count < max_branches:
             return
-        own, clients = model.branches_of[self.asker.client], len(model.branches_of)
-        if kept_for_others(own, clients, count, most):
+        client_branches, clients = model.branches_of[self.asker.client], len(model.branches_of)
+        if kept_for_others(client_branches, clients, count, max_branches):
             raise Overloaded(
-                f"{own} branches of this client are open: the last ones are for others"
+                f"{client_branches} branches of this client are open: the last ones are for others"
             )
 
     def program(self, name: str) -> str:

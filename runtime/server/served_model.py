@@ -43,19 +43,19 @@ def model_names(info: ModelInfo) -> list[str]:
     return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
 
 
-def check_name(info: ModelInfo, asked: str | None) -> str:
+def check_name(info: ModelInfo, name: str | None) -> str:
     """Return the one of `model_names` that is asked for. Raises ModelNotFound for another model."""
-    if not asked or asked in (info.name, info.path, "default"):
+    if not name or name in (info.name, info.path, "default"):
         return info.name
     for adapter in info.adapters:
-        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
+        if name in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
             return f"{info.name}:{adapter}"
-    raise not_found(asked, model_names(info))
+    raise not_found(name, model_names(info))
 
 
-def not_found(asked: str, names: list[str]) -> ModelNotFound:
+def not_found(name: str, names: list[str]) -> ModelNotFound:
     return ModelNotFound(
-        f"the model {asked!r} does not exist; this server has {', '.join(map(repr, names))}"
+        f"the model {name!r} does not exist; this server has {', '.join(map(repr, names))}"
     )
 
 
@@ -145,9 +145,9 @@ class ServedModel:
             labels=info.labels,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
-        self.server_state = own = ServerState(config) if server_state is None else server_state
-        self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
-        self.metrics = own.metrics if server_state is None else Metrics()
+        self.server_state = state = ServerState(config) if server_state is None else server_state
+        self.keys, self.drain, self.spans = state.keys, state.drain, state.spans
+        self.metrics = state.metrics if server_state is None else Metrics()
         self.last_token = -math.inf
         """Time of the engine's last token, by `time.monotonic`."""
         self.own_pooling = "last"
@@ -179,14 +179,14 @@ class ServedModel:
         """Most tokens of a sequence: the smaller of context window and KV cache."""
         return min(self.model_info.context_length, self.model_info.capacity_tokens)
 
-    def loaded(self, asked: str) -> ServedModel:
+    def loaded(self, name: str) -> ServedModel:
         """Return this model, the only one. Raises ModelNotFound if `asked` names another."""
-        check_name(self.model_info, asked)
+        check_name(self.model_info, name)
         return self
 
-    async def load(self, asked: str) -> ServedModel:
+    async def load(self, name: str) -> ServedModel:
         """Return this model, as `loaded` does."""
-        return self.loaded(asked)
+        return self.loaded(name)
 
     def check_adapter(self, name: str) -> None:
         """Raise InvalidRequest unless `name` is empty or names a loaded adapter."""

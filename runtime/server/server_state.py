@@ -84,16 +84,16 @@ class ServerState:
 # Fair shares of a bounded resource.
 
 
-def kept_for_others(own: int, owners: int, taken: int, most: int, more: int = 1) -> bool:
-    """Return whether `more` for an owner with `own` would come from the last eighth of `most`, for
+def kept_for_others(own: int, owners: int, taken: int, limit: int, more: int = 1) -> bool:
+    """Return whether `more` for an owner with `own` would come from the last eighth of `limit`, for
     owners below the mean. All `owners` together hold `taken`. Does not check the bound: `taken +
-    more` may exceed `most`."""
-    return taken + more > plenty(most) and own * max(owners, 1) >= taken
+    more` may exceed `limit`."""
+    return taken + more > plenty(limit) and own * max(owners, 1) >= taken
 
 
-def plenty(most: int) -> int:
+def plenty(limit: int) -> int:
     """Return the number up to which `kept_for_others` is false for everybody."""
-    return most - most // 8
+    return limit - limit // 8
 
 
 # Rare log -----------------------------------------------------------------------------------------

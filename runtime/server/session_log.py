@@ -50,7 +50,7 @@ class GenerationLog(msgspec.Struct, frozen=True):
 
     before: list[tuple[int, EngineOutput]]
     progress: Progress
-    told: Callable[[int, EngineOutput], None]
+    record: Callable[[int, EngineOutput], None]
 
 
 class SessionLog:
@@ -98,8 +98,8 @@ class SessionLog:
         ended = decode_events(answer.event)
         if isinstance(op, Generate) and op.stream and isinstance(ended[0], Generated):
             has = self._chunks.pop(op.op, {})
-            told = ended[0].usage.cached_tokens if op.tell_cached and not has else None
-            return [*_rest(ended[0], has, told), *ended]
+            cached_tokens = ended[0].usage.cached_tokens if op.tell_cached and not has else None
+            return [*_rest(ended[0], has, cached_tokens), *ended]
         return ended
 
     def quote(self, op: int, at: int) -> tuple[Piece, ...] | RootlaceError | None:
@@ -116,7 +116,7 @@ class SessionLog:
             (update,) = decode_from_engine(row.update)
             assert isinstance(update, EngineOutput)
             before.append((row.index, update))
-        return GenerationLog(before, self._chunks.pop(op, {}), partial(self._told, op))
+        return GenerationLog(before, self._chunks.pop(op, {}), partial(self._record_update, op))
 
     # ------------------------------------------------------------ new records
 
@@ -155,12 +155,12 @@ class SessionLog:
             why = branch.error.code, str(branch.error)
             self._keep(self.saved.break_branch, branch.id, why)
 
-    def quoted(self, op: int, at: int, found: tuple[Piece, ...] | RootlaceError) -> None:
+    def quoted(self, op: int, at: int, result: tuple[Piece, ...] | RootlaceError) -> None:
         """Record the result of quote `at` of an append."""
-        if isinstance(found, RootlaceError):
-            self._keep(self.saved.add, Quoted(op, at, error=(found.code, str(found))))
+        if isinstance(result, RootlaceError):
+            self._keep(self.saved.add, Quoted(op, at, error=(result.code, str(result))))
         else:
-            self._keep(self.saved.add, Quoted(op, at, found))
+            self._keep(self.saved.add, Quoted(op, at, result))
 
     def emitted(self, event: Event) -> None:
         """Record that an event is sent to the client."""
@@ -215,7 +215,7 @@ class SessionLog:
             except KeyError:  # no other client comes here
                 self._give_up("uses an id twice")
 
-    def _told(self, op: int, index: int, update: EngineOutput) -> None:
+    def _record_update(self, op: int, index: int, update: EngineOutput) -> None:
         self._keep(self.saved.add, Told(op, index, encode_update([update])))
 
     def _give_up(self, why: str) -> None:

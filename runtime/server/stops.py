@@ -99,12 +99,12 @@ class _State:
 
 
 class _Step(NamedTuple):
-    """Step of the search. `kept`: for each new group, the old group that it comes from;
+    """Step of the search. `origins`: for each new group, the old group that it comes from;
     `len(groups)` is a match that begins with the character. `passed`: the group that matched before
     the character, or `_NONE`."""
 
     state: _State
-    kept: tuple[int, ...]
+    origins: tuple[int, ...]
     passed: int
 
 
@@ -165,7 +165,7 @@ class Search:
         code, ahead = ord(char), self._known(char)
         opened: set[int] = set()
         taken: set[int] = set()
-        groups, kept, passed = [], [], _NONE
+        groups, origins, passed = [], [], _NONE
         for number, group in enumerate((*state.groups, (self._first,))):
             reading, accepted = self._open(group, state.behind, ahead, opened)
             if accepted and passed == _NONE:
@@ -174,8 +174,8 @@ class Search:
             if after:
                 taken |= after
                 groups.append(tuple(sorted(after)))
-                kept.append(number)
-        return _Step(self._state(tuple(groups), ahead), tuple(kept), passed)
+                origins.append(number)
+        return _Step(self._state(tuple(groups), ahead), tuple(origins), passed)
 
     def _state(self, groups: tuple[tuple[int, ...], ...], behind: int) -> _State:
         return self._states.setdefault((groups, behind), _State(groups, behind))
@@ -283,14 +283,14 @@ class Finder:
             state, passed = step.state, step.passed
             ended = search.ended(state) if state.ended is None else state.ended
             if passed == ended == _NONE:
-                if step.kept:
+                if step.origins:
                     begins = [*begins, at]
-                    begins = [begins[number] for number in step.kept]
+                    begins = [begins[number] for number in step.origins]
                 elif begins:
                     begins = []
                 continue
             begins = [*begins, at]
-            after = [*(begins[number] for number in step.kept), at + 1]
+            after = [*(begins[number] for number in step.origins), at + 1]
             matches = [(begins[passed], at)] if passed != _NONE else []
             matches += [(after[ended], at + 1)] if ended != _NONE else []
             return Found(at + 1, *min(matches))
@@ -302,15 +302,15 @@ class Finder:
 def _one_of(item: Regex) -> Ranges:
     """Return the characters of a look-ahead over one character."""
     options = item.options if isinstance(item, Either) else (item,)
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for option in options:
         if isinstance(option, Chars):
-            found += option.ranges
+            ranges += option.ranges
         elif isinstance(option, Literal) and len(option.text) == 1:
-            found.append((ord(option.text), ord(option.text)))
+            ranges.append((ord(option.text), ord(option.text)))
         else:
             raise InvalidConstraint("regex: look-ahead is supported over one character only")
-    return union(found)
+    return union(ranges)
 
 
 def _check_ends(pattern: str, tree: Regex) -> None:
@@ -407,9 +407,9 @@ class StopChecker:
             return self._release(self._certain())
         found, self.matched = min(matches, key=lambda match: match[0][:2])
         self.cut = found.end if self._keep else found.begin
-        kept = self._release(self.cut)
+        text_out = self._release(self.cut)
         self._held = []
-        return kept
+        return text_out
 
     def skip(self, text: str) -> str:
         """Add text in which stop strings do not count; return all text up to its end."""
@@ -473,9 +473,9 @@ class _Strings:
         if not self._tail and self._first_letters.isdisjoint(text):
             return None
         text = self._tail + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            end, begin, stop = min(found)
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            end, begin, stop = min(ends)
             return Found(before + end, before + begin, before + end), stop
         self._tail = text[len(text) - possible_begin(text, self._stops) :]
         return None

@@ -150,17 +150,17 @@ def _written(families: Iterable[Metric]) -> bytes:
 def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
     """Join families of one name, with a label that names each sample's part; samples of the part ""
     have no label."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for part, families in parts.items():
         own = {label: part} if part else {}
         for family in families:
-            known = found.setdefault(
+            known = metrics.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             known.samples += [
                 sample._replace(labels={**sample.labels, **own}) for sample in family.samples
             ]
-    return found.values()
+    return metrics.values()
 
 
 def _of_status(status: Mapping[str, Any] | None) -> Iterable[Metric]:
@@ -283,7 +283,7 @@ class Spans:
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "rootlace",
                 "gen_ai.request.model": model,
-                **_asked(op),
+                **_request_fields(op),
             },
         )
         for name, value in (
@@ -298,7 +298,7 @@ class Spans:
                 at = end - int((timing.total - seconds) * 1e9)
                 span.add_event(name, {"seconds": seconds}, at)
         if isinstance(result, Generated):
-            span.set_attributes(_found(model, result, timing))
+            span.set_attributes(_response_fields(model, result, timing))
         else:
             span.set_attribute("error.type", result.code)
             span.set_status(self._failed(result))
@@ -310,15 +310,15 @@ class Spans:
         self._provider.force_flush()
 
 
-def _asked(op: Generate) -> dict[str, Any]:
+def _request_fields(op: Generate) -> dict[str, Any]:
     params = op.params
     same = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "max_tokens")
-    given: dict[str, Any] = {name: getattr(params, name) for name in (*same, "seed")}
-    given |= {"stop_sequences": params.stop or None, "choice.count": params.n, "stream": op.stream}
-    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {name: getattr(params, name) for name in (*same, "seed")}
+    fields |= {"stop_sequences": params.stop or None, "choice.count": params.n, "stream": op.stream}
+    return {f"gen_ai.request.{name}": value for name, value in fields.items() if value is not None}
 
 
-def _found(model: str, result: Generated, timing: Timing) -> dict[str, Any]:
+def _response_fields(model: str, result: Generated, timing: Timing) -> dict[str, Any]:
     usage = result.usage
     return {
         "gen_ai.response.model": model,

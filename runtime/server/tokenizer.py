@@ -226,10 +226,10 @@ class Tokenizer(Vocabulary):
         """Characters of the longest token. Reads every token, so only at the first use. Reads them
         one by one, since a call for the whole vocabulary would hold other threads up."""
         each = (self.content(token_id) for token_id in range(self.vocab_size))
-        found = [len(content) for content in each if content is not None]
-        if len(found) < self.vocab_size:  # there are gaps between the ids
-            found = list(map(len, self.fast.get_vocab()))
-        return max(found, default=1)
+        lengths = [len(content) for content in each if content is not None]
+        if len(lengths) < self.vocab_size:  # there are gaps between the ids
+            lengths = list(map(len, self.fast.get_vocab()))
+        return max(lengths, default=1)
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:
@@ -483,9 +483,9 @@ class Tokenizer(Vocabulary):
 
     def _encode_parts(self, text: str, cuts: list[int], prefix: str) -> list[tuple[str, Encoding]]:
         parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        given = [prefix + parts[0], *parts[1:]]
-        found = self.fast.encode_batch(given, add_special_tokens=False)
-        return [*zip(parts, found, strict=True)]
+        texts = [prefix + parts[0], *parts[1:]]
+        encodings = self.fast.encode_batch(texts, add_special_tokens=False)
+        return [*zip(parts, encodings, strict=True)]
 
 
 def _matcher(tokens: Any) -> re.Pattern[str] | None:
@@ -585,7 +585,7 @@ class _Window:
         self._fast = vocabulary.fast
         self._skip = skip_special_tokens
         self._ids: list[int] = []
-        self._told = 0  # tokens of the window whose text was returned
+        self._returned = 0  # tokens of the window whose text was returned
         self.holds = False
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -594,19 +594,19 @@ class _Window:
     def _feed_one(self, token_id: int) -> str:
         self._ids.append(token_id)
         new = self._new_text()
-        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
+        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._returned < 8
         if self.holds:
             return ""
         self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._told = len(self._ids)
+        self._returned = len(self._ids)
         return new
 
     def flush(self) -> str:
         new = self._new_text() if self.holds else ""
-        self._told, self.holds = len(self._ids), False
+        self._returned, self.holds = len(self._ids), False
         return new
 
     def _new_text(self) -> str:
-        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
+        before = self._fast.decode(self._ids[: self._returned], skip_special_tokens=self._skip)
         whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
         return whole[len(before) :]

@@ -159,11 +159,11 @@ class Dummy(msgspec.Struct, frozen=True):
 
 def around(encoding: Encoding) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the post-processor's ids before one or two texts, between them, and behind."""
-    own = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
-    if not own:
+    places = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    if not places:
         return tuple(encoding.ids), (), ()
-    first, last = own[0], own[-1]
-    between = [one for one in range(first, last) if one not in own]
+    first, last = places[0], places[-1]
+    between = [one for one in range(first, last) if one not in places]
     ids = encoding.ids
     return tuple(ids[:first]), tuple(ids[at] for at in between), tuple(ids[last + 1 :])
 
@@ -193,12 +193,12 @@ def may_have_dummy(fast: FastTokenizer) -> bool:
 def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
     """Remove the dummy prefix from a tokenizer's JSON in place, except one of words; return how the
     prefix was added."""
-    found = Dummy()
+    dummy = Dummy()
     steps = _parts(spec.get("normalizer"), "normalizers")
-    kept = [step for step in steps if (step["type"], step.get("prepend")) != ("Prepend", SPACE)]
-    if len(kept) != len(steps):
-        found = Dummy("always", even_before_space=True)
-        spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
+    rest = [step for step in steps if (step["type"], step.get("prepend")) != ("Prepend", SPACE)]
+    if len(rest) != len(steps):
+        dummy = Dummy("always", even_before_space=True)
+        spec["normalizer"] = {"type": "Sequence", "normalizers": rest} if rest else None
     for place, part in enumerate(_parts(spec.get("pre_tokenizer"), "pretokenizers")):
         none: dict[str, Any]
         if part["type"] == "Metaspace":
@@ -208,11 +208,11 @@ def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
         else:
             continue
         if where == "always" and place:
-            found = Dummy("words")
+            dummy = Dummy("words")
         elif where != "never":
-            found = Dummy(where)
+            dummy = Dummy(where)
             part |= none
-    return found
+    return dummy
 
 
 def _parts(whole: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

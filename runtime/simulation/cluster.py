@@ -123,9 +123,9 @@ class Sessions(Blind):
         known = blocks[blocks < len(self._common)]
         common = np.zeros(len(blocks), bool)
         common[: len(known)] = self._common[known]
-        own = blocks[~common]
+        new = blocks[~common]
         # Not `hash`: that of an integer is the integer, and others differ from run to run.
-        session = int(own[0] if len(own) else blocks[-1])
+        session = int(new[0] if len(new) else blocks[-1])
         return zlib.crc32(str(session).encode()) % len(self.queues)
 
 
@@ -167,10 +167,10 @@ class RayPrefix(PowerOfTwo):
 
     def _matched(self, blocks: np.ndarray) -> tuple[list[int], int]:
         """Return the replicas sent the longest prefix, and the prefix's number of blocks."""
-        found = self._sent.match(blocks)
-        if not found:
+        matches = self._sent.match(blocks)
+        if not matches:
             return [], 0
-        count, replicas = found[-1]
+        count, replicas = matches[-1]
         return [r for r in range(len(self.queues)) if replicas >> r & 1], count
 
 
@@ -504,12 +504,12 @@ class Cluster:
     def _report(self) -> ClusterReport:
         times, workload = self._group.times, self._workload
         groups = [self._group]
-        found = times.cached.copy()
+        cached = times.cached.copy()
         if self._prompts is not None:
             groups.append(self._prompts)
             # Tokens computed by the prompt replica were not found.
             computed = workload.prompt_units - self._prompts.times.cached
-            found[self._taken] -= computed[self._taken]
+            cached[self._taken] -= computed[self._taken]
         served = np.flatnonzero(times.cached >= 0)
         outputs = workload.outputs[served]
         several = outputs > 1
@@ -525,7 +525,7 @@ class Cluster:
             cache_tokens=self._cache_tokens,
             requests=len(workload),
             refused=self._refused,
-            hit_rate=int(found[served].sum()) / prompts,
+            hit_rate=int(cached[served].sum()) / prompts,
             ttft=percentiles((times.first - workload.arrivals)[served]),
             tpot=percentiles(decoding / (outputs[several] - 1)),
             requests_per_second=len(served) / seconds,

@@ -51,13 +51,13 @@ def parse_policy(text: str) -> NamedPolicy:
     eviction = evictions.get(evicted) if plus else CacheConfig().eviction
     for policy in get_args(Policy):
         limits = None
-        found = re.fullmatch(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?))?", order, re.ASCII)
+        match = re.fullmatch(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?))?", order, re.ASCII)
         if order == policy:
             limits = config.max_overtaken, config.max_delay
         elif order == f"{policy}-no-aging" and policy != "fcfs":
             limits = UNBOUNDED, 0.0
-        elif found is not None and found[1] == policy:
-            limits = int(found[2]), float(found[3] or 0)
+        elif match is not None and match[1] == policy:
+            limits = int(match[2]), float(match[3] or 0)
         if limits is not None and eviction is not None:
             return NamedPolicy(text, policy, *limits, eviction)
     known = ", ".join(policy.name for policy in all_policies())
@@ -127,11 +127,11 @@ class TimedStore(StoreState):
         self._begin(Done(slot, read=True, ok=True))
 
     def poll(self) -> list[Done]:
-        now, found = self._clock(), list[Done]()
+        now, done = self._clock(), list[Done]()
         while self.next_done <= now:
-            found.append(self._under_way.popleft()[1])
-            self.writable_slots += not found[-1].read
-        return found
+            done.append(self._under_way.popleft()[1])
+            self.writable_slots += not done[-1].read
+        return done
 
     def seconds(self, blocks: int) -> float:
         return self._seconds * blocks
@@ -160,15 +160,15 @@ def known_costs() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
-def read_cost(given: str) -> StepCost:
+def read_cost(name: str) -> StepCost:
     """Return the cost model of a name (`known_costs`) or of a JSON file; further keys are ignored.
     Raises BadCost, or OSError if the file cannot be read."""
-    path = Path(given)
-    if given in known_costs():
-        path = _FOLDER / f"{given}.json"
+    path = Path(name)
+    if name in known_costs():
+        path = _FOLDER / f"{name}.json"
     elif not path.is_file():
         known = ", ".join(known_costs())
-        raise BadCost(f"{given} is neither a file nor a known cost model ({known})")
+        raise BadCost(f"{name} is neither a file nor a known cost model ({known})")
     try:
         cost = msgspec.json.decode(path.read_bytes(), type=StepCost)
     except msgspec.MsgspecError as error:
@@ -352,8 +352,8 @@ class SimulatedEngine:
         samples = plan.samples
         requests = np.array([sample.params.seed for sample in samples], np.int64)
         made = np.array([len(sample.token_ids) - sample.prompt_len for sample in samples], np.int64)
-        found = np.where(self._last[requests] == made, STOP, FIRST_OUTPUT + requests)
-        result = StepResult(found.astype(np.int32), [None] * len(found), [])
+        tokens = np.where(self._last[requests] == made, STOP, FIRST_OUTPUT + requests)
+        result = StepResult(tokens.astype(np.int32), [None] * len(tokens), [])
         updates = self.scheduler.commit(plan, result)
         self._take(plan, requests, made, updates)
         return updates

@@ -97,32 +97,32 @@ def _keep_nearest(
 ) -> int:
     """Count the units found again, with `capacity` units in all, if `amounts` may be kept from turn
     `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the capacity."""
-    kept: dict[int, int] = {}  # end -> units kept until then
+    units: dict[int, int] = {}  # end -> units kept until then
     heap: list[int] = []  # ends, the latest first; some have passed
-    total = found = at = 0
+    total = hits = at = 0
     spans = list(zip(begins.tolist(), ends.tolist(), amounts.tolist(), strict=True))
     for turn, size in enumerate(sizes.tolist()):
-        used = kept.pop(turn, 0)
-        found += used
+        used = units.pop(turn, 0)
+        hits += used
         total -= used
         # Units kept beyond this turn are no part of this prompt, and must fit beside it.
         while total > capacity - size:
             end = -heap[0]
-            amount = kept.get(end, 0)
+            amount = units.get(end, 0)
             if amount <= total - (capacity - size):
                 heapq.heappop(heap)
-                total -= kept.pop(end, 0)
+                total -= units.pop(end, 0)
             else:
-                kept[end] = amount - (total - (capacity - size))
+                units[end] = amount - (total - (capacity - size))
                 total = capacity - size
         while at < len(spans) and spans[at][0] == turn:
             _, end, amount = spans[at]
-            if end not in kept:
+            if end not in units:
                 heapq.heappush(heap, -end)
-            kept[end] = kept.get(end, 0) + amount
+            units[end] = units.get(end, 0) + amount
             total += amount
             at += 1
-    return found
+    return hits
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ def replay(
     """
     times, arrivals, count = Times(len(workload)), workload.arrivals, len(workload)
     engine = SimulatedEngine(workload, policy, machine, times)
-    arrived = refused = ended = told = 0
+    arrived = refused = ended = reported = 0
     while True:
         until = int(np.searchsorted(arrivals, engine.now, side="right"))
         for number in range(arrived, until):
@@ -183,9 +183,9 @@ def replay(
             engine.now = max(engine.now, then)
             continue
         ended += sum(update.finish is not None for update in updates)
-        if ended + refused >= told + count // 1000:
-            told = ended + refused
-            progress(told)
+        if ended + refused >= reported + count // 1000:
+            reported = ended + refused
+            progress(reported)
     progress(ended + refused)
     if engine.scheduler.has_work:
         raise RuntimeError("the scheduler has work and plans nothing")
@@ -213,7 +213,7 @@ def replay(
 def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
     """Count, for each of `count` requests, the higher numbers before it in `admitted`; -1 for a
     request not in `admitted`."""
-    found = np.full(count, -1, np.int64)
+    counts = np.full(count, -1, np.int64)
     gone = np.ones(count + 1, bool)
     gone[admitted] = False
     gone[count] = False
@@ -221,7 +221,7 @@ def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
     ahead: list[int] = []  # admitted, and behind the head
     for number in admitted.tolist():
         at = bisect_left(ahead, number)
-        found[number] = len(ahead) - at
+        counts[number] = len(ahead) - at
         gone[number] = True
         if number != head:
             ahead.insert(at, number)
@@ -229,7 +229,7 @@ def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
         while gone[head]:
             head += 1
         del ahead[: bisect_left(ahead, head)]
-    return found
+    return counts
 
 
 # Report -------------------------------------------------------------------------------------------
@@ -468,11 +468,11 @@ def _draw(study: Study, pyplot: Any) -> Any:
         label="clairvoyant, in order of arrival",
     )
     for name in dict.fromkeys(report.policy for report in study.reports):
-        found = {r.cache_tokens: 100 * r.hit_rate for r in study.reports if r.policy == name}
+        rates = {r.cache_tokens: 100 * r.hit_rate for r in study.reports if r.policy == name}
         base = re.split(r"[-:+]", name)[0]
         axes.plot(
             sizes,
-            [found[size] for size in sizes],
+            [rates[size] for size in sizes],
             marker="o" if name == base else "x",
             markersize=4,
             linestyle="-" if name == base else "-.",

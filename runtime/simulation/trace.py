@@ -162,8 +162,8 @@ def _azure(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> I
         except TypeError:
             bad(path, number, "TIMESTAMP has a time zone, or has none, unlike the lines before")
         try:
-            given = dict(zip(_AZURE_COLUMNS[1:], (prompt, output), strict=True))
-            counts = msgspec.convert(given, _AzureCounts, strict=False)
+            columns = dict(zip(_AZURE_COLUMNS[1:], (prompt, output), strict=True))
+            counts = msgspec.convert(columns, _AzureCounts, strict=False)
         except msgspec.ValidationError as error:
             bad(path, number, str(error))
         # The trace has no contents of prompts: each prompt is one block of its own.
@@ -373,8 +373,8 @@ def replay_texts(texts: Texts, price: float, capacity: int = SPECULATION_TOKENS)
     right, wrong = (dict.fromkeys(DRAFT_SOURCES, 0) for _ in range(2))
     tokens, steps, seconds = 0, 0, 0.0
     for text, prompt in texts:
-        own = recalled.index.open("", text[:prompt])
-        drafter = Drafter(None, prompt, recalled, own)
+        indexed = recalled.index.open("", text[:prompt])
+        drafter = Drafter(None, prompt, recalled, indexed)
         length, tokens = prompt, tokens + len(text) - prompt
         while length < len(text):
             # The first token comes of the prefill.
@@ -391,10 +391,10 @@ def replay_texts(texts: Texts, price: float, capacity: int = SPECULATION_TOKENS)
                 drafter.drafted(agreed, (price + DOUBT) * len(draft))
             length += agreed + 1
             drafter.follow(text, length)
-            if length - own.known >= LEARNT_AT_ONCE:
-                recalled.index.learn(own, text[own.known : length])
-                if not own.number:  # the index has dropped it
-                    drafter.own = None
-        recalled.index.learn(own, text[own.known :])
+            if length - indexed.known >= LEARNT_AT_ONCE:
+                recalled.index.learn(indexed, text[indexed.known : length])
+                if not indexed.number:  # the index has dropped it
+                    drafter.indexed = None
+        recalled.index.learn(indexed, text[indexed.known :])
     plain = sum(max(len(text) - prompt - 1, 0) for text, prompt in texts)
     return Drafted(price, tokens, steps, plain / seconds if seconds else 1.0, right, wrong)

@@ -225,8 +225,8 @@ class Islands:
         endings: list[bytes] | None = None
         digits: int | None = -1
         for reading in self._readings:
-            own, left = ([], None) if reading.json is None else reading.json.ahead()
-            endings = own if endings is None else [end for end in endings if end in own]
+            inner, left = ([], None) if reading.json is None else reading.json.ahead()
+            endings = inner if endings is None else [end for end in endings if end in inner]
             digits = None if left is None or digits is None else max(digits, left)
         return endings or [], digits if self._readings else None
 
@@ -311,7 +311,7 @@ class CheckedMatcher(Matcher):
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
         self._tokens: list[int] = []
-        self._way = [0]  # the nodes on the way; the last is the current place
+        self._path = [0]  # the nodes on the way; the last is the current place
         self._nodes: dict[tuple[int, int], int] = {}
         self._remaining: dict[int, np.ndarray] = {}  # int32 masks of the tokens not excluded
         self._refused: tuple[int, Violation] | None = None
@@ -327,7 +327,7 @@ class CheckedMatcher(Matcher):
     def _look(self) -> None:
         """Find out the limits of mask and check at this place."""
         grammar, order = self._grammar, self._vocabulary.order
-        excluded = self._remaining.get(self._way[-1])
+        excluded = self._remaining.get(self._path[-1])
         # If only keys are checked, the mask knows where the text may end.
         early = (
             not grammar.keys_only and self._inner.is_accepting() and not self._verifier.accepts()
@@ -403,8 +403,8 @@ class CheckedMatcher(Matcher):
         if violation is not None:
             self._inner.rollback(1)
             return self._refuse(token_id, violation)
-        way = self._way
-        way.append(self._nodes.setdefault((way[-1], token_id), len(self._nodes) + 1))
+        path = self._path
+        path.append(self._nodes.setdefault((path[-1], token_id), len(self._nodes) + 1))
         self._tokens.append(token_id)
         self._error = ""
         if self._grammar.keys_only and not (self._verifier.has_ahead or self._remaining):
@@ -435,7 +435,7 @@ class CheckedMatcher(Matcher):
 
     def forced_tokens(self) -> list[int]:
         tokens = self._inner.forced_tokens()
-        node: int | None = self._way[-1]
+        node: int | None = self._path[-1]
         for index, token in enumerate(tokens if self._remaining else ()):
             if node is None:
                 break
@@ -459,7 +459,7 @@ class CheckedMatcher(Matcher):
         if count:
             self._inner.rollback(count)
             self._verifier.undo(count)
-            del self._tokens[-count:], self._way[-count:]
+            del self._tokens[-count:], self._path[-count:]
             self._look()
 
     def reset(self) -> None:
@@ -506,8 +506,8 @@ class CheckedMatcher(Matcher):
     def _exclude(self, tokens: np.ndarray) -> None:
         """Exclude tokens at this place for ever."""
         mask = _without(bitmask.words_of(self._vocabulary.size), tokens)
-        kept = self._remaining.get(self._way[-1])
-        self._remaining[self._way[-1]] = mask if kept is None else kept & mask
+        remaining = self._remaining.get(self._path[-1])
+        self._remaining[self._path[-1]] = mask if remaining is None else remaining & mask
         self._look()
 
     def _another_token(self) -> bool:
@@ -533,7 +533,7 @@ class CheckedMatcher(Matcher):
         lengths = self._lengths()
         for start in starts:
             place, before = self._beginning(start, lengths)
-            key = (self._way[place], before)
+            key = (self._path[place], before)
             counts[key] += 1
             if counts[key] % PATIENCE and violation.length:  # without: no token can follow
                 return False
@@ -578,7 +578,7 @@ class CheckedMatcher(Matcher):
         begun = text[: start + 1]
         for index, token in enumerate(tried):
             data = self._vocabulary.token_bytes[token]
-            kept = self._remaining.get(self._way[-1])
+            remaining = self._remaining.get(self._path[-1])
             order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
             same = np.array([token], np.int32)
             alike = order.beginning_with(begun if index == 0 else data[:1])
@@ -592,15 +592,15 @@ class CheckedMatcher(Matcher):
                 self._exclude(np.concatenate([excluded, blanks]))
                 if self._can_follow():
                     return True
-                if kept is None:
-                    del self._remaining[self._way[-1]]
+                if remaining is None:
+                    del self._remaining[self._path[-1]]
                 else:
-                    self._remaining[self._way[-1]] = kept
+                    self._remaining[self._path[-1]] = remaining
                 self._look()
             self._inner.advance(token)
             self._verifier.feed(data)
             self._tokens.append(token)
-            self._way.append(self._nodes[self._way[-1], token])
+            self._path.append(self._nodes[self._path[-1], token])
             self._look()
         return False
 

@@ -91,9 +91,9 @@ class GrammarCache:
             grammar = self.get(key)
             if grammar is not None:
                 return grammar
-            own = key not in self._building
+            builds = key not in self._building
             building = self._building.setdefault(key, Future())
-        if own:
+        if builds:
             try:
                 grammar = build()
                 with self._lock:
@@ -172,17 +172,17 @@ class GrammarCompiler:
         InvalidConstraint with the reason (for a schema, with the place in it) if no text can
         satisfy the constraint.
         """
-        given = {name: value for name, value in sources.items() if value is not None}
-        if unknown := given.keys() - KINDS:
+        constraints = {name: value for name, value in sources.items() if value is not None}
+        if unknown := constraints.keys() - KINDS:
             raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
         if constraint is None:
-            constraint = _constraint_of(given, whitespace, strict)
+            constraint = _constraint_of(constraints, whitespace, strict)
         elif not isinstance(constraint, Constraint):
             raise TypeError(
                 f"a Constraint, or one of {', '.join(KINDS)} by its name, "
                 f"not {type(constraint).__name__}"
             )
-        elif given:
+        elif constraints:
             raise TypeError("either a Constraint or one of the named sources")
         key = as_compiled(constraint)
         return self.cache.get_or_build(key, lambda: self.build(key))
@@ -209,14 +209,14 @@ class GrammarCompiler:
         return Canonicalizer(self.vocabulary)
 
 
-def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
+def _constraint_of(sources: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
     """Return the constraint of the one source that is given. Raises InvalidConstraint."""
-    if len(given) != 1:
-        found = ", ".join(given) or "none"
+    if len(sources) != 1:
+        found = ", ".join(sources) or "none"
         raise InvalidConstraint(f"a constraint has exactly one of {', '.join(KINDS)}, not {found}")
     if whitespace not in ("compact", "flexible"):
         raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
-    ((kind, value),) = given.items()
+    ((kind, value),) = sources.items()
     try:
         source = constraint_kinds.KINDS[kind].write(value)  # type: ignore[index]
     except InvalidConstraint as error:
@@ -466,11 +466,11 @@ def _schema_in_grammar(
     place = f"ebnf: line {line}"
     mask = _embedded(compiler, schema, place, "a grammar")
     masks.append(mask)
-    given = schema.get("x-guidance", {})
-    if not isinstance(given, dict):
+    stated = schema.get("x-guidance", {})
+    if not isinstance(stated, dict):
         raise InvalidConstraint(f"{place}: #/x-guidance: it must be an object")
-    options = {**given, **mask.get("x-guidance", {})}
-    if not given.keys() & _OF_WHITESPACE:
+    options = {**stated, **mask.get("x-guidance", {})}
+    if not stated.keys() & _OF_WHITESPACE:
         options |= _whitespace(whitespace)
     return {**mask, "x-guidance": options}
 

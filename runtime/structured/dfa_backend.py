@@ -279,7 +279,7 @@ class DfaMatcher(Matcher):
         place = self.place
         following = place.after.get(token_id)
         if following is None:
-            following = self._found(place, token_id)
+            following = self._state_after(place, token_id)
             if following is None:
                 return False
         self._tokens.append(token_id)
@@ -288,7 +288,7 @@ class DfaMatcher(Matcher):
         self._error = ""
         return True
 
-    def _found(self, place: DfaState, token_id: int) -> DfaState | None:
+    def _state_after(self, place: DfaState, token_id: int) -> DfaState | None:
         """Return and store the state after a token; None, with `error` set, if refused."""
         number, grammar = place.number, self._grammar
         if number in _OVER or not 0 <= token_id < self._size:

@@ -308,9 +308,9 @@ class Regular:
                 inner = self._linear(item, name, at_end)
                 return None if inner is None else (optional(inner[0]), inner[1])
             case Concat(parts):
-                own, rest = (parts[-1], parts[:-1]) if at_end else (parts[0], parts[1:])
+                part, rest = (parts[-1], parts[:-1]) if at_end else (parts[0], parts[1:])
                 others = self.of(concat(*rest))
-                inner = self._linear(own, name, at_end)
+                inner = self._linear(part, name, at_end)
                 if others is None or inner is None:
                     return None
                 if at_end:

@@ -212,7 +212,7 @@ class LLGuidanceGrammar:
             # The canonicalizer asks fewer questions about a known text.
             following.answers.clear()
         tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
-        self._remember(key, _Forced(following.asked(), tuple(tokens), known is not None))
+        self._remember(key, _Forced(following.answered(), tuple(tokens), known is not None))
         return tokens
 
     def closed(self, tail: bytes | None, text: bytes) -> tuple[int, ...]:
@@ -288,7 +288,7 @@ class _Following:
             found = self.answers[text] = self._may_take(self._vocabulary.bytewise(text))
         return found
 
-    def asked(self) -> list[tuple[list[int] | None, bool]]:
+    def answered(self) -> list[tuple[list[int] | None, bool]]:
         """Return the answers so far, to compare with `agrees` at other places."""
         return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
 

@@ -258,9 +258,9 @@ class ThoughtMatcher(Matcher):
 
     def _give_back(self, taken: int, keep: int) -> None:
         """Undo all but the first `keep` of `taken` tokens in the inner matcher."""
-        own = len(self._then)
+        count = len(self._then)
         if self._inner is not None:
-            self._inner.rollback(max(taken - own, 0) - max(keep - own, 0))
+            self._inner.rollback(max(taken - count, 0) - max(keep - count, 0))
 
     def ignores(self, token_id: int) -> bool:
         state = self._state

@@ -99,4 +99,4 @@ def test_told_digests_are_those_of_all_prefixes(size: int) -> None:
         tokens = dice.integers(-(2**31), 2**31, size=length).astype(np.int32)
         wanted = digests.of_all("space", tokens)[::size]
         ends = [count for count in TOLD_BLOCKS[1:] if count < len(wanted)]
-        assert digests.told("space", tokens, size).tolist() == wanted[ends].tolist()
+        assert digests.reported("space", tokens, size).tolist() == wanted[ends].tolist()

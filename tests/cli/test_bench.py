@@ -1,4 +1,4 @@
-"""`rootlace bench` against a served gateway of bytes: what it asks, notes and writes."""
+"""`rootlace bench` against a served model of bytes: what it asks, notes and writes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rootlace.cli.app import app
 from rootlace.cli.bench_load import Figures, Spread, Timed
 from rootlace.runtime.server.http.app import make_runner
 from rootlace.wire.protocol import Append, Generate, Text
-from tests.server.http.fake_gateway import FakeGateway, stand_in
+from tests.server.http.fake_model import FakeModel, stand_in
 
 SHAPE = loads.Shape(12, 100, 20, 400, 3, 0.5, seed=1)
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[tuple[FakeGateway, str]]:
+def model() -> Iterator[tuple[FakeModel, str]]:
     """Served from a thread, since the command has a loop of its own. A token is a byte."""
-    found: list[tuple[FakeGateway, str]] = []
+    found: list[tuple[FakeModel, str]] = []
     loop, ready = asyncio.new_event_loop(), Event()
 
     async def start() -> web.AppRunner:
-        gateway = FakeGateway()
-        gateway.script = lambda prompt, index: "abcdefghij" * 10
-        runner = make_runner(gateway)  # type: ignore[arg-type]
+        model = FakeModel()
+        model.script = lambda prompt, index: "abcdefghij" * 10
+        runner = make_runner(model)  # type: ignore[arg-type]
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found.append((gateway, f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        found.append((model, f"http://127.0.0.1:{runner.addresses[0][1]}"))
         ready.set()
         return runner
 
@@ -60,10 +60,10 @@ def run(url: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", "--url", url, *arguments])
 
 
-def asked(gateway: FakeGateway) -> list[tuple[str, Generate]]:
+def asked(model: FakeModel) -> list[tuple[str, Generate]]:
     """Prompts and operations, without the probe."""
     found = []
-    for session in gateway.sessions[1:]:
+    for session in model.sessions[1:]:
         texts = [
             "".join(part.text for part in op.parts if isinstance(part, Text))
             for op in session.ops
@@ -74,8 +74,8 @@ def asked(gateway: FakeGateway) -> list[tuple[str, Generate]]:
     return found
 
 
-def test_a_load_its_table_and_its_files(gateway: tuple[FakeGateway, str], tmp_path: Path) -> None:
-    served, url = gateway
+def test_a_load_its_table_and_its_files(model: tuple[FakeModel, str], tmp_path: Path) -> None:
+    served, url = model
     served.sessions.clear()
     files = ["--json", str(tmp_path / "b.json"), "--html", str(tmp_path / "b.html")]
     shape = ["--load", "shared", "--requests", "12", "--groups", "3", "--prefix", "300"]
@@ -121,8 +121,8 @@ def test_a_load_its_table_and_its_files(gateway: tuple[FakeGateway, str], tmp_pa
     )
 
 
-def test_what_fails_is_counted_and_told(gateway: tuple[FakeGateway, str], tmp_path: Path) -> None:
-    served, url = gateway
+def test_what_fails_is_counted_and_told(model: tuple[FakeModel, str], tmp_path: Path) -> None:
+    served, url = model
     served.sessions.clear()
     trace = tmp_path / "trace.jsonl"
     line = {"timestamp": 0, "input_length": 2000, "output_length": 3, "hash_ids": [1, 2, 3, 4]}

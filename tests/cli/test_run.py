@@ -18,7 +18,7 @@ from rootlace.cli.app import app
 from rootlace.cli.run import parse_arguments
 from rootlace.wire import protocol
 from tests.cli.conftest import Serve
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 PROGRAMS = """
@@ -179,17 +179,17 @@ def test_ctrl_c_while_it_writes_cancels_the_program(
         s += "before"
         s += rl.gen("x")
 
-    gateway = FakeGateway(tmp_path)
+    server = FakeServer(tmp_path)
     try:
-        gateway.hold()
-        backend = rl.RuntimeEndpoint(gateway.address)
+        server.hold()
+        backend = rl.RuntimeEndpoint(server.address)
         monkeypatch.setattr("sys.stdout", _Interrupted())
         with pytest.raises(KeyboardInterrupt):
             command._run(program, {}, backend, stream=True)
-        eventually(lambda: gateway.sent(protocol.Cancel))
+        eventually(lambda: server.sent(protocol.Cancel))
         backend.close()
     finally:
-        gateway.stop()
+        server.stop()
 
 
 def test_ctrl_c_stays_ctrl_c_wherever_it_comes() -> None:

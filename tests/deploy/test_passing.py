@@ -10,7 +10,7 @@ import pytest
 from rootlace.runtime.server.http import middleware
 from rootlace.runtime.server.http.connections import passed_to
 from tests.server.http.conftest import Serve, serve
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 __all__ = ["serve"]
 
@@ -45,7 +45,7 @@ async def test_a_body_goes_on_as_it_comes_with_the_clients_address(
     monkeypatch.setattr(
         middleware, "address_of", lambda one: seen.append(address_of(one)) or seen[-1]
     )
-    served = await serve(FakeGateway(front_secret=SECRET))
+    served = await serve(FakeModel(front_secret=SECRET))
     body = json.dumps({"prompt": "a" * 100, "max_tokens": 1}).encode()
     size = {"content-length": str(len(body))} if sized else {"transfer-encoding": "chunked"}
     for secret, address in ((SECRET, "192.0.2.7"), ("guessed", "127.0.0.1")):
@@ -56,7 +56,7 @@ async def test_a_body_goes_on_as_it_comes_with_the_clients_address(
 
 
 async def test_too_large_a_body_is_not_read_to_its_end(serve: Serve) -> None:
-    served = await serve(FakeGateway(front_secret=SECRET, max_body_bytes=2**16))
+    served = await serve(FakeModel(front_secret=SECRET, max_body_bytes=2**16))
     request = post([bytes(2**16)] * 10_000, **{"transfer-encoding": "chunked"})
     async with await passed_to(served.http, served.url, request, SECRET) as answer:
         assert answer.status == 413
@@ -64,7 +64,7 @@ async def test_too_large_a_body_is_not_read_to_its_end(serve: Serve) -> None:
 
 
 async def test_a_request_without_a_body_has_none(serve: Serve) -> None:
-    served = await serve(FakeGateway(front_secret=SECRET))
+    served = await serve(FakeModel(front_secret=SECRET))
     request: Any = Request("GET", "/health", [b"never"])
     async with await passed_to(served.http, served.url, request, SECRET) as answer:
         assert answer.status == 200

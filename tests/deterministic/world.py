@@ -56,7 +56,7 @@ class World:
         self.network.tap = self._tap
         self.compiler = tokens.grammar_compiler()
         self.processes: list[EngineProcess] = []
-        self.gateway: ServedModel | None = None
+        self.model: ServedModel | None = None
         self.deaths: list[float] = []
         """When engines died."""
         self.complaint = ""
@@ -161,10 +161,10 @@ class World:
             folder = Path(self.folder.name)
             self._store = SessionStore(folder, self.loop.call_later, self.loop.time)
         client = await self._start_engine(engine)
-        self.gateway = ServedModel(
+        self.model = ServedModel(
             config, client, tokens.tokenizer(), ChatTemplate(None), (tokens.eos(),)
         )
-        self._server = ProgramServer(self.gateway, self._store)
+        self._server = ProgramServer(self.model, self._store)
         self._server.start()
 
     async def _start_engine(self, config: EngineConfig) -> EngineClient | Replicas:
@@ -184,14 +184,14 @@ class World:
         return Apart(shape.prefill, 8, memory_bytes=16, by=shape.by) if shape.prefill else None
 
     async def _stop_runtime(self) -> None:
-        gateway, server = self.gateway, self._server
-        self.gateway = self._server = None
+        model, server = self.model, self._server
+        self.model = self._server = None
         self.lives.append(self.loop.now)
         if server is not None:
             await server.stop()
-        if gateway is not None:
-            gateway.close()
-            await gateway.engine.stop()
+        if model is not None:
+            model.close()
+            await model.engine.stop()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -227,7 +227,7 @@ class World:
             self.background(self._restart())
 
     async def _restart(self) -> None:
-        if self.gateway is None:
+        if self.model is None:
             return
         await self._stop_runtime()
         while not self._closing:
@@ -308,13 +308,13 @@ class World:
             if self._rests():
                 return
             await asyncio.sleep(1.0)
-        sessions = None if self.gateway is None else self.gateway.session_count
+        sessions = None if self.model is None else self.model.session_count
         left = self._in_flight()
         raise Violation(f"it does not come to rest: sessions {sessions}, in flight {left}")
 
     def _rests(self) -> bool:
-        gateway, live = self.gateway, self.live_processes
-        if gateway is None or gateway.session_count or not live:
+        model, live = self.model, self.live_processes
+        if model is None or model.session_count or not live:
             return False
         if not all(client.healthy for client in self._clients()):
             return False
@@ -332,18 +332,18 @@ class World:
         return [rid for client in self._clients() for rid in client._restarts.requests]
 
     def _clients(self) -> list[EngineClient]:
-        if self.gateway is None:
+        if self.model is None:
             return []
-        engine: Any = self.gateway.engine
+        engine: Any = self.model.engine
         if not isinstance(engine, Replicas):
             return [engine]
         return [one for at, one in enumerate(engine._clients) if at not in engine._gone]
 
     async def _check_nothing_left(self) -> None:
-        gateway, live = self.gateway, self.live_processes
-        assert gateway is not None
-        if gateway.branch_count:
-            raise Violation(f"{gateway.branch_count} branches are left")
+        model, live = self.model, self.live_processes
+        assert model is not None
+        if model.branch_count:
+            raise Violation(f"{model.branch_count} branches are left")
         for process in live:  # a death planned for a later step is cancelled
             process.seams_left = None
         self.settled = self.loop.now
@@ -352,11 +352,11 @@ class World:
         # Pins live for five minutes.
         if self.settled - self.began < 290:
             self.pins_left = {pin.id for _, pin in pins}
-        if isinstance(gateway.engine, Replicas):
-            self._check_table(gateway.engine, live)
+        if isinstance(model.engine, Replicas):
+            self._check_table(model.engine, live)
         for process, pin in pins:
             process.scheduler.cache.unpin(pin.id)
-        await gateway.flush()
+        await model.flush()
         for process in live:
             stats = process.scheduler.stats()
             if stats["blocks_free"] != stats["blocks_total"] or stats["nodes"]:

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 import rootlace as rl
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
-    fake = FakeGateway(tmp_path)
+def server(tmp_path: Path) -> Iterator[FakeServer]:
+    fake = FakeServer(tmp_path)
     yield fake
     fake.stop()
 
 
 @pytest.fixture
-def backend(gateway: FakeGateway) -> Iterator[rl.RuntimeEndpoint]:
+def backend(server: FakeServer) -> Iterator[rl.RuntimeEndpoint]:
     """An endpoint that sends frames only when a reader waits, so that frames can be counted."""
-    endpoint = rl.RuntimeEndpoint(gateway.address, coalesce=60.0)
+    endpoint = rl.RuntimeEndpoint(server.address, coalesce=60.0)
     rl.set_default_backend(endpoint)
     yield endpoint
     rl.set_default_backend(None)

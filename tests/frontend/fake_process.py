@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 
 def main() -> None:
@@ -27,10 +27,10 @@ def main() -> None:
         sys.stdin.read()
         return
     with tempfile.TemporaryDirectory() as folder:
-        gateway = FakeGateway(Path(folder), api_key=config["gateway"].get("api_key", ""))
+        server = FakeServer(Path(folder), api_key=config["gateway"].get("api_key", ""))
         Path(config["gateway"]["served_name"]).write_text(json.dumps(config))
         print("some library prints this")
-        ready = {"program_address": gateway.address, "http_address": None, "pid": os.getpid()}
+        ready = {"program_address": server.address, "http_address": None, "pid": os.getpid()}
         print(json.dumps(ready), flush=True)
         if behaviour == "stubborn":
             import signal
@@ -39,7 +39,7 @@ def main() -> None:
             while True:
                 signal.pause()
         sys.stdin.read()
-        gateway.stop()
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.fake_server import FakeServer, default_script
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -24,26 +24,26 @@ async def agent(s, question):
     return answer
 
 
-async def test_two_thousand_at_once_on_one_loop(gateway: FakeGateway) -> None:
-    gateway.hold()
+async def test_two_thousand_at_once_on_one_loop(server: FakeServer) -> None:
+    server.hold()
     threads = threading.active_count()
     programs = [asyncio.ensure_future(agent.run_async(str(i))) for i in range(2000)]
-    while len(gateway.sent(protocol.Generate)) < 2000:
+    while len(server.sent(protocol.Generate)) < 2000:
         await asyncio.sleep(0.01)  # all of them are waiting now
     assert threading.active_count() <= threads  # threads of earlier tests may end
-    assert gateway.open_branches == 2000
-    gateway.release()
+    assert server.open_branches == 2000
+    server.release()
     states = await asyncio.gather(*programs)
-    op = gateway.sent(protocol.Generate)[0]
+    op = server.sent(protocol.Generate)[0]
     for i, state in enumerate(states):
         assert state["answer"] == state.ret_value == default_script(f"Q: {i}\nA:", op)
         assert state["more"]
     # A frame holds the operations of thousands of programs.
-    assert gateway.frames < 1000
-    eventually(lambda: gateway.open_branches == 0)
+    assert server.frames < 1000
+    eventually(lambda: server.open_branches == 0)
 
 
-async def test_batch_with_bounded_concurrency(gateway: FakeGateway) -> None:
+async def test_batch_with_bounded_concurrency(server: FakeServer) -> None:
     running = 0
     most = 0
 
@@ -61,17 +61,17 @@ async def test_batch_with_bounded_concurrency(gateway: FakeGateway) -> None:
         f"Shared beginning. {i}" for i in range(50)
     ]
     assert most == 7
-    assert len(gateway.sent(protocol.Prefill)) == 1
-    eventually(lambda: gateway.open_branches == 0)
+    assert len(server.sent(protocol.Prefill)) == 1
+    eventually(lambda: server.open_branches == 0)
 
 
-async def test_failures_stay_in_their_state(gateway: FakeGateway) -> None:
+async def test_failures_stay_in_their_state(server: FakeServer) -> None:
     def script(text: str, op: protocol.Generate) -> str:
         if "Q: 7" in text:
             raise InvalidConstraint("seven")
         return default_script(text, op)
 
-    gateway.script = script
+    server.script = script
     states = await agent.run_batch_async([{"question": str(i)} for i in range(6, 9)])
     assert [state.error() is None for state in states] == [True, False, True]
     with pytest.raises(rl.ProgramError, match="seven") as caught:
@@ -79,7 +79,7 @@ async def test_failures_stay_in_their_state(gateway: FakeGateway) -> None:
     assert caught.value.filename == __file__
 
 
-async def test_forks_joins_and_every_way_to_read(gateway: FakeGateway) -> None:
+async def test_forks_joins_and_every_way_to_read(server: FakeServer) -> None:
     @rl.function
     async def program(s):
         s += "x"
@@ -105,10 +105,10 @@ async def test_forks_joins_and_every_way_to_read(gateway: FakeGateway) -> None:
 
     state = await program.run_async()
     assert len(state.ret_value) == 4 and all(state.ret_value)
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-async def test_forks_are_not_cancelled_while_they_are_awaited(gateway: FakeGateway) -> None:
+async def test_forks_are_not_cancelled_while_they_are_awaited(server: FakeServer) -> None:
     @rl.function
     async def program(s):
         s += "x"
@@ -119,29 +119,29 @@ async def test_forks_are_not_cancelled_while_they_are_awaited(gateway: FakeGatew
         forks += rl.gen("y")
         return forks
 
-    gateway.hold()
+    server.hold()
     running = asyncio.ensure_future(program.run_async())
-    while len(gateway.sent(protocol.Generate)) < 2:
+    while len(server.sent(protocol.Generate)) < 2:
         await asyncio.sleep(0.01)
-    gateway.release()
+    server.release()
     assert len((await running).ret_value) == 2
-    assert not gateway.sent(protocol.Cancel)
+    assert not server.sent(protocol.Cancel)
 
 
-async def test_cancelling_a_task_cancels_on_the_server(gateway: FakeGateway) -> None:
-    gateway.hold()
+async def test_cancelling_a_task_cancels_on_the_server(server: FakeServer) -> None:
+    server.hold()
     task = asyncio.ensure_future(agent.run_async("x"))
-    while not gateway.sent(protocol.Generate):
+    while not server.sent(protocol.Generate):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while gateway.open_branches:
+    while server.open_branches:
         await asyncio.sleep(0.01)
-    assert len(gateway.sent(protocol.Cancel)) == 1
+    assert len(server.sent(protocol.Cancel)) == 1
 
 
-async def test_cancelling_a_task_that_follows_cancels_on_the_server(gateway: FakeGateway) -> None:
+async def test_cancelling_a_task_that_follows_cancels_on_the_server(server: FakeServer) -> None:
     """A web framework cancels so when the client of a streamed answer leaves."""
 
     async def answer() -> None:
@@ -149,37 +149,37 @@ async def test_cancelling_a_task_that_follows_cancels_on_the_server(gateway: Fak
         async for _ in state.text_async_iter():
             pass
 
-    gateway.hold()
+    server.hold()
     task = asyncio.ensure_future(answer())
-    while not gateway.sent(protocol.Generate):
+    while not server.sent(protocol.Generate):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while gateway.open_branches:
+    while server.open_branches:
         await asyncio.sleep(0.01)
-    assert len(gateway.sent(protocol.Cancel)) == 1
+    assert len(server.sent(protocol.Cancel)) == 1
 
 
 @pytest.mark.parametrize("follow", ["text_async_iter", "value_async_iter"])
-async def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
+async def test_who_leaves_a_stream_cancels_it(server: FakeServer, follow: str) -> None:
     @rl.function
     async def program(s):
         with s.var_scope("x"):
             s += "[1, 2"
         s += rl.gen("y")
 
-    gateway.hold()
+    server.hold()
     state = await program.run_async(stream=True)
     async for _ in getattr(state, follow)("x"):
         break
     while not state.branch.run.ended.done:
         await asyncio.sleep(0.01)
-    assert len(gateway.sent(protocol.Cancel)) == 1
+    assert len(server.sent(protocol.Cancel)) == 1
 
 
 async def test_who_leaves_a_stream_cancels_what_the_program_waits_for(
-    gateway: FakeGateway,
+    server: FakeServer,
 ) -> None:
     ended: list[str] = []
 
@@ -204,7 +204,7 @@ async def test_who_leaves_a_stream_cancels_what_the_program_waits_for(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_program_may_stop_following_itself(gateway: FakeGateway, streams: bool) -> None:
+async def test_a_program_may_stop_following_itself(server: FakeServer, streams: bool) -> None:
     async def first(s) -> str:
         async for piece in s.text_async_iter("x"):
             return str(piece)
@@ -225,8 +225,8 @@ async def test_a_program_may_stop_following_itself(gateway: FakeGateway, streams
     assert state.ret_value[1] == state["y"] and all(state.ret_value[0])
 
 
-async def test_streaming(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: "one two three"
+async def test_streaming(server: FakeServer) -> None:
+    server.script = lambda text, op: "one two three"
     state = await agent.run_async("x", stream=True)
     pieces = [piece async for piece in state.text_async_iter()]
     assert "".join(pieces) == state.text() == "Q: x\nA:one two three (13)one two three"
@@ -238,7 +238,7 @@ async def test_streaming(gateway: FakeGateway) -> None:
     assert state.get_meta_info("answer")["finish_reason"]["type"] == "stop"
 
 
-async def test_an_ordinary_program_streams_into_a_loop(gateway: FakeGateway) -> None:
+async def test_an_ordinary_program_streams_into_a_loop(server: FakeServer) -> None:
     @rl.function
     def ordinary(s):
         s += "a" + rl.gen("x")
@@ -249,11 +249,11 @@ async def test_an_ordinary_program_streams_into_a_loop(gateway: FakeGateway) -> 
     assert [piece async for piece in state.text_async_iter("x")] == [state["x"]]
 
 
-async def test_failed_streams_raise(gateway: FakeGateway) -> None:
+async def test_failed_streams_raise(server: FakeServer) -> None:
     def script(text: str, op: protocol.Generate) -> str:
         raise InvalidConstraint("no")
 
-    gateway.script = script
+    server.script = script
     state = await agent.run_async("x", stream=True)
     with pytest.raises(rl.ProgramError, match="no"):
         async for _ in state.text_async_iter():
@@ -263,7 +263,7 @@ async def test_failed_streams_raise(gateway: FakeGateway) -> None:
             pass
 
 
-def test_from_ordinary_code(gateway: FakeGateway) -> None:
+def test_from_ordinary_code(server: FakeServer) -> None:
     state = agent.run("x")
     assert state["answer"] == state.ret_value
     states = agent.run_batch([{"question": "a"}, {"question": "b"}])

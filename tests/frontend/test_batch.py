@@ -18,7 +18,7 @@ import rootlace as rl
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.fake_server import FakeServer, default_script
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -41,27 +41,27 @@ def failing(text: str, op: protocol.Generate) -> str:
     return default_script(text, op)
 
 
-def test_results_are_in_order_and_the_prefix_is_sent_once(gateway: FakeGateway) -> None:
+def test_results_are_in_order_and_the_prefix_is_sent_once(server: FakeServer) -> None:
     reviews = [f"number {i}" for i in range(40)]
     states = classify.run_batch([{"review": review} for review in reviews], num_threads=8)
     for review, state in zip(reviews, states, strict=True):
         assert state.text().startswith(EXAMPLES + review + "\nLabel:")
     sent = "".join(
-        part.text for op in gateway.sent(protocol.Append) for part in op.parts if part.text
+        part.text for op in server.sent(protocol.Append) for part in op.parts if part.text
     )
     assert sent.count("Label the review.") == 1
-    assert len(gateway.sent(protocol.Prefill)) == 1
-    roots = [op for op in gateway.sent(protocol.Open) if op.parent is None]
-    assert len(roots) == 1 and len(gateway.sent(protocol.Open)) == 41
-    eventually(lambda: gateway.open_branches == 0)
+    assert len(server.sent(protocol.Prefill)) == 1
+    roots = [op for op in server.sent(protocol.Open) if op.parent is None]
+    assert len(roots) == 1 and len(server.sent(protocol.Open)) == 41
+    eventually(lambda: server.open_branches == 0)
     # The server generated from the whole text, prefix included.
     label = states[7]["label"]
     prompt = EXAMPLES + "number 7\nLabel:"
-    assert label == default_script(prompt, gateway.sent(protocol.Generate)[0])
+    assert label == default_script(prompt, server.sent(protocol.Generate)[0])
 
 
-def test_a_failed_program_disturbs_no_other(gateway: FakeGateway) -> None:
-    gateway.script = failing
+def test_a_failed_program_disturbs_no_other(server: FakeServer) -> None:
+    server.script = failing
     states = classify.run_batch(
         [
             {"review": "a"},
@@ -80,10 +80,10 @@ def test_a_failed_program_disturbs_no_other(gateway: FakeGateway) -> None:
         states[1]["why"]
     with pytest.raises(LookupError):
         states[3]["label"]
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_programs_that_start_otherwise_get_a_branch_of_their_own(gateway: FakeGateway) -> None:
+def test_programs_that_start_otherwise_get_a_branch_of_their_own(server: FakeServer) -> None:
     calls = []
 
     @rl.function
@@ -99,11 +99,11 @@ def test_programs_that_start_otherwise_get_a_branch_of_their_own(gateway: FakeGa
     starts = [state.text().split(" w")[0] for state in states]
     assert starts == ["Common start0", "Com1", "Common start", "Common start3"]
     for state, prompt in ((states[0], "Common start0"), (states[1], "Com1")):
-        assert state["x"] == default_script(prompt, gateway.sent(protocol.Generate)[0])
-    eventually(lambda: gateway.open_branches == 0)
+        assert state["x"] == default_script(prompt, server.sent(protocol.Generate)[0])
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_the_prefix_of_a_chat_includes_its_template(gateway: FakeGateway) -> None:
+def test_the_prefix_of_a_chat_includes_its_template(server: FakeServer) -> None:
     @rl.function
     def chat(s, question):
         s += rl.system("You are terse.")
@@ -111,7 +111,7 @@ def test_the_prefix_of_a_chat_includes_its_template(gateway: FakeGateway) -> Non
         s += rl.assistant(rl.gen("answer"))
 
     states = chat.run_batch([{"question": "one"}, {"question": "two"}])
-    appended = [op.parts for op in gateway.sent(protocol.Append)]
+    appended = [op.parts for op in server.sent(protocol.Append)]
     assert appended[0] == (
         protocol.Text("<s><|system|>", special=True),
         protocol.Text("You are terse."),
@@ -121,7 +121,7 @@ def test_the_prefix_of_a_chat_includes_its_template(gateway: FakeGateway) -> Non
     assert states[1].messages()[1] == {"role": "user", "content": "two"}
 
 
-def test_arguments_common_to_the_batch_belong_to_the_prefix(gateway: FakeGateway) -> None:
+def test_arguments_common_to_the_batch_belong_to_the_prefix(server: FakeServer) -> None:
     @rl.function
     def program(s, examples, question, ending="?"):
         s += f"{examples}Q: {question}{ending}" + rl.gen("x")
@@ -130,38 +130,38 @@ def test_arguments_common_to_the_batch_belong_to_the_prefix(gateway: FakeGateway
     batch = [{"examples": shots, "question": str(i)} for i in range(5)]
     states = program.run_batch(batch)
     assert states[4].text().startswith(shots + "Q: 4?")
-    sent = [part.text for op in gateway.sent(protocol.Append) for part in op.parts]
+    sent = [part.text for op in server.sent(protocol.Append) for part in op.parts]
     assert sent[0] == shots + "Q: " and sorted(sent[1:]) == ["0?", "1?", "2?", "3?", "4?"]
 
 
-def test_no_prefix_is_computed_where_the_server_keeps_none(gateway: FakeGateway) -> None:
-    gateway.model = msgspec.structs.replace(gateway.model, caching=False)
-    backend = rl.RuntimeEndpoint(gateway.address)
+def test_no_prefix_is_computed_where_the_server_keeps_none(server: FakeServer) -> None:
+    server.model = msgspec.structs.replace(server.model, caching=False)
+    backend = rl.RuntimeEndpoint(server.address)
     states = classify.run_batch([{"review": "one"}, {"review": "two"}], backend=backend)
     assert [state.text()[: len(EXAMPLES) + 3] for state in states] == [
         EXAMPLES + "one",
         EXAMPLES + "two",
     ]
-    assert not gateway.sent(protocol.Prefill)
-    assert all(op.parent is None for op in gateway.sent(protocol.Open))
+    assert not server.sent(protocol.Prefill)
+    assert all(op.parent is None for op in server.sent(protocol.Open))
 
 
 @pytest.mark.parametrize("style", [False, True])
-def test_empty_single_and_generator(gateway: FakeGateway, style: bool) -> None:
+def test_empty_single_and_generator(server: FakeServer, style: bool) -> None:
     assert list(classify.run_batch([], generator_style=style)) == []
     states = classify.run_batch([{"review": "one"}], generator_style=style)
     assert [state.text()[: len(EXAMPLES) + 3] for state in states] == [EXAMPLES + "one"]
-    assert not gateway.sent(protocol.Prefill)  # a single program shares with no other
+    assert not server.sent(protocol.Prefill)  # a single program shares with no other
 
 
-def test_the_generator_yields_before_all_are_done(gateway: FakeGateway) -> None:
+def test_the_generator_yields_before_all_are_done(server: FakeServer) -> None:
     def script(text: str, op: protocol.Generate) -> str:
         if "number 2" in text:
             eventually(first_seen.is_set)
         return default_script(text, op)
 
     first_seen = threading.Event()
-    gateway.script = script
+    server.script = script
     states = classify.run_batch(
         [{"review": f"number {i}"} for i in range(4)], generator_style=True, num_threads=1
     )
@@ -170,23 +170,23 @@ def test_the_generator_yields_before_all_are_done(gateway: FakeGateway) -> None:
     assert len(list(states)) == 3
 
 
-def test_a_generator_that_is_given_up_cancels_the_rest(gateway: FakeGateway) -> None:
+def test_a_generator_that_is_given_up_cancels_the_rest(server: FakeServer) -> None:
     states = classify.run_batch([{"review": str(i)} for i in range(50)], generator_style=True)
     next(states)
-    gateway.hold()
+    server.hold()
     states.close()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 @pytest.mark.parametrize("style", [False, True])
-def test_rows_come_from_an_iterator(gateway: FakeGateway, tmp_path: Path, style: bool) -> None:
+def test_rows_come_from_an_iterator(server: FakeServer, tmp_path: Path, style: bool) -> None:
     rows = csv.DictReader(["review", "one", "two"])
     states = classify.run_batch(rows, checkpoint=tmp_path / "rows", generator_style=style)
     assert [state.text()[len(EXAMPLES) :][:3] for state in states] == ["one", "two"]
-    assert len(gateway.sent(protocol.Prefill)) == 1  # the common prefix is that of all rows
+    assert len(server.sent(protocol.Prefill)) == 1  # the common prefix is that of all rows
 
 
-async def test_rows_of_an_async_program_come_from_an_iterator(gateway: FakeGateway) -> None:
+async def test_rows_of_an_async_program_come_from_an_iterator(server: FakeServer) -> None:
     @rl.function
     async def program(s, i):
         s += i
@@ -195,12 +195,12 @@ async def test_rows_of_an_async_program_come_from_an_iterator(gateway: FakeGatew
     assert [state.text() for state in states] == ["a", "b"]
 
 
-def test_progress_bar(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     classify.run_batch([{"review": "a"}, {"review": "b"}], progress_bar=True)
     assert "classify" in capsys.readouterr().out
 
 
-def test_wrong_arguments_are_found_before_anything_runs(gateway: FakeGateway) -> None:
+def test_wrong_arguments_are_found_before_anything_runs(server: FakeServer) -> None:
     with pytest.raises(TypeError, match=r"batch\[1\].*'review'"):
         classify.run_batch([{"review": "a"}, {"revue": "b"}])
     with pytest.raises(TypeError, match=r"batch\[0\]"):
@@ -212,7 +212,7 @@ def test_wrong_arguments_are_found_before_anything_runs(gateway: FakeGateway) ->
         classify.run_batch([{"review": "a"}], temprature=1)
     with pytest.raises(InvalidRequest, match="num_threads"):
         classify.run_batch([{"review": "a"}], num_threads=0)
-    assert not gateway.sent(protocol.Open)
+    assert not server.sent(protocol.Open)
 
 
 def interrupt_when(condition: Any) -> threading.Thread:
@@ -225,28 +225,28 @@ def interrupt_when(condition: Any) -> threading.Thread:
     return thread
 
 
-def test_ctrl_c_cancels_a_batch_on_the_server(gateway: FakeGateway) -> None:
-    gateway.hold()
-    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) >= 16)
+def test_ctrl_c_cancels_a_batch_on_the_server(server: FakeServer) -> None:
+    server.hold()
+    thread = interrupt_when(lambda: len(server.sent(protocol.Generate)) >= 16)
     with pytest.raises(KeyboardInterrupt):
         classify.run_batch([{"review": str(i)} for i in range(30)], num_threads=8)
     thread.join()
-    eventually(lambda: gateway.open_branches == 0)
-    assert len(gateway.sent(protocol.Cancel)) >= 8
+    eventually(lambda: server.open_branches == 0)
+    assert len(server.sent(protocol.Cancel)) >= 8
 
 
-def test_ctrl_c_cancels_a_single_run(gateway: FakeGateway) -> None:
-    gateway.hold()
-    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) == 2)
+def test_ctrl_c_cancels_a_single_run(server: FakeServer) -> None:
+    server.hold()
+    thread = interrupt_when(lambda: len(server.sent(protocol.Generate)) == 2)
     with pytest.raises(KeyboardInterrupt):
         classify.run("a")
     thread.join()
-    eventually(lambda: gateway.open_branches == 0)
-    gateway.release()
+    eventually(lambda: server.open_branches == 0)
+    server.release()
     assert classify.run("a").error() is None
 
 
-def test_cancelled_programs_stop_at_their_next_operation(gateway: FakeGateway) -> None:
+def test_cancelled_programs_stop_at_their_next_operation(server: FakeServer) -> None:
     states: list[Any] = []
 
     @rl.function
@@ -257,59 +257,59 @@ def test_cancelled_programs_stop_at_their_next_operation(gateway: FakeGateway) -
             s += s["x"] + rl.gen("x")
 
     run = endless.run(stream=True)
-    eventually(lambda: len(gateway.sent(protocol.Generate)) > 10)
+    eventually(lambda: len(server.sent(protocol.Generate)) > 10)
     run.branch.run.cancel()
     error = run.error()
     assert isinstance(error, (rl.ProgramError, Cancelled)) and error.code == "cancelled"
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_cache_computes_the_prefix(gateway: FakeGateway) -> None:
+def test_cache_computes_the_prefix(server: FakeServer) -> None:
     assert classify.cache() == EXAMPLES
-    assert len(gateway.sent(protocol.Prefill)) == 1
+    assert len(server.sent(protocol.Prefill)) == 1
     assert rl.function(lambda s, x: s.append(x)).cache() == ""
     assert classify.cache(adapter="formal") == EXAMPLES
-    assert [op.adapter for op in gateway.sent(protocol.Open)] == [None, "formal"]
-    eventually(lambda: gateway.open_branches == 0)
+    assert [op.adapter for op in server.sent(protocol.Open)] == [None, "formal"]
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_ctrl_c_while_following_a_stream_cancels_it(gateway: FakeGateway) -> None:
-    gateway.hold()
+def test_ctrl_c_while_following_a_stream_cancels_it(server: FakeServer) -> None:
+    server.hold()
     state = classify.run("a", stream=True)
     following = state.branch.run.signal
     thread = interrupt_when(
-        lambda: len(gateway.sent(protocol.Generate)) == 2 and bool(following._subscribers)
+        lambda: len(server.sent(protocol.Generate)) == 2 and bool(following._subscribers)
     )
     with pytest.raises(KeyboardInterrupt):
         list(state.text_iter())
     thread.join()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
     assert isinstance(state.error(), rl.ProgramError)
 
 
-def test_ctrl_c_cancels_coroutines(gateway: FakeGateway) -> None:
+def test_ctrl_c_cancels_coroutines(server: FakeServer) -> None:
     @rl.function
     async def program(s, i):
         s += "start " + i + rl.gen("x")
         await s["x"]
 
-    gateway.hold()
-    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) == 20)
+    server.hold()
+    thread = interrupt_when(lambda: len(server.sent(protocol.Generate)) == 20)
     with pytest.raises(KeyboardInterrupt):
         program.run_batch([{"i": str(i)} for i in range(20)])
     thread.join()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_closing_a_stream_cancels_it(gateway: FakeGateway) -> None:
-    gateway.hold()
+def test_closing_a_stream_cancels_it(server: FakeServer) -> None:
+    server.hold()
     stream = classify.stream("a")
     assert next(stream) == EXAMPLES
     stream.close()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_what_a_streamed_run_returned_is_waited_for(gateway: FakeGateway) -> None:
+def test_what_a_streamed_run_returned_is_waited_for(server: FakeServer) -> None:
     """Readers that see the stream's end find the value."""
 
     @rl.function
@@ -317,11 +317,11 @@ def test_what_a_streamed_run_returned_is_waited_for(gateway: FakeGateway) -> Non
         s += "a" + rl.gen("x")
         return s["x"]
 
-    gateway.hold()
+    server.hold()
     state = program.run(stream=True)
     heard: list[Any] = []
     state.branch.run.ended.add_callback(lambda: heard.append(state._value))
-    gateway.release()
+    server.release()
     assert state.ret_value == state["x"] and heard == [state["x"]]
     with pytest.raises(KeyError, match=r"^no variable 'y'.*: x"):
         list(program.run(stream=True).text_iter("y"))
@@ -391,7 +391,7 @@ def test_programs_in_threads_know_the_context() -> None:
     assert seen == ["Ida"] * 3
 
 
-def test_a_program_may_stop_following_itself(gateway: FakeGateway) -> None:
+def test_a_program_may_stop_following_itself(server: FakeServer) -> None:
     @rl.function
     def program(s):
         s += "a" + rl.gen("x")
@@ -405,7 +405,7 @@ def test_a_program_may_stop_following_itself(gateway: FakeGateway) -> None:
 
 
 @pytest.mark.parametrize("follow", ["text_iter", "value_iter"])
-def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
+def test_who_leaves_a_stream_cancels_it(server: FakeServer, follow: str) -> None:
     @rl.function
     def program(s):
         s += "a"
@@ -413,27 +413,27 @@ def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> No
             s += "[1, 2"
         s += rl.gen("y")
 
-    gateway.hold()
+    server.hold()
     state = program.run(stream=True)
     other = state.text_iter()
     assert next(other) == "a"
     for said in getattr(state, follow)("x"):
         assert said in ("[1, 2", [1], [1, 2])
         break
-    assert not gateway.sent(protocol.Cancel) and not state.branch.run.cancelled
+    assert not server.sent(protocol.Cancel) and not state.branch.run.cancelled
     other.close()  # the last program that follows
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
     with pytest.raises(rl.ProgramError, match="the reader of its text left before the end"):
         _ = state["y"]
 
 
-def test_who_waits_for_a_value_wants_the_run(gateway: FakeGateway) -> None:
+def test_who_waits_for_a_value_wants_the_run(server: FakeServer) -> None:
     @rl.function
     def program(s):
         s += "a" + rl.gen("y")
         return s["y"]
 
-    gateway.hold()
+    server.hold()
     state = program.run(stream=True)
     stream = state.text_iter()
     assert next(stream) == "a"
@@ -443,5 +443,5 @@ def test_who_waits_for_a_value_wants_the_run(gateway: FakeGateway) -> None:
             eventually(lambda: len(state.branch.run.signal._subscribers) == 3)
             stream.close()
         finally:
-            gateway.release()
+            server.release()
         assert read[0].result() == read[1].result() == state["y"]

@@ -13,7 +13,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -39,7 +39,7 @@ ROWS = [{"question": str(i)} for i in range(6)]
 
 
 @pytest.fixture
-def broken(gateway: FakeGateway) -> set[str]:
+def broken(server: FakeServer) -> set[str]:
     """the questions that fail"""
     found: set[str] = set()
 
@@ -48,75 +48,73 @@ def broken(gateway: FakeGateway) -> set[str]:
             raise InvalidConstraint("no")
         return '{"x": 1}' if op.name == "answer" else text.upper()
 
-    gateway.script = script
+    server.script = script
     return found
 
 
-def asked(gateway: FakeGateway) -> int:
-    return sum(op.name == "text" for op in gateway.sent(protocol.Generate))
+def asked(server: FakeServer) -> int:
+    return sum(op.name == "text" for op in server.sent(protocol.Generate))
 
 
 def test_rows_that_are_done_are_not_run_again(
-    gateway: FakeGateway, broken: set[str], tmp_path: Path
+    server: FakeServer, broken: set[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
     broken |= {"2", "4"}
     first = program.run_batch(ROWS, checkpoint=path)
     assert [state.error() is None for state in first] == [True, True, False, True, False, True]
-    assert (asked(gateway), path.read_bytes().count(b"\n")) == (6, 4)
+    assert (asked(server), path.read_bytes().count(b"\n")) == (6, 4)
     broken.clear()
     changed = [*ROWS[:5], {"question": "new"}]
     types = {"answer": Answer}
     again = program.run_batch(changed, checkpoint=rl.Checkpoint(path, types=types))
-    assert asked(gateway) == 6 + 3  # the failed rows, and the changed rows
+    assert asked(server) == 6 + 3  # the failed rows, and the changed rows
     assert [state.ret_value for state in again] == ["0", "1", "2", "3", "4", "new"]
     assert again[0].text() == first[0].text() and again[0]["text"] == first[0]["text"]
     assert {type(state["answer"]) for state in again} == {Answer}
     assert program.run_batch(changed, checkpoint=path)[0]["answer"] == {"x": 1}
-    assert asked(gateway) == 9
+    assert asked(server) == 9
 
 
 def test_a_line_that_was_cut_off_is_run_again(
-    gateway: FakeGateway, broken: set[str], tmp_path: Path
+    server: FakeServer, broken: set[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
     program.run_batch(ROWS[:3], checkpoint=path)
     path.write_bytes(path.read_bytes()[:-20])
     states = program.run_batch(ROWS, checkpoint=path, generator_style=True)
     assert [state.ret_value for state in states] == list("012345")
-    assert asked(gateway) == 3 + 4
+    assert asked(server) == 3 + 4
     program.run_batch(ROWS, checkpoint=path)
-    assert asked(gateway) == 7
+    assert asked(server) == 7
 
 
 def test_states_of_another_program_or_that_cannot_be_read_are_not_taken(
-    gateway: FakeGateway, broken: set[str], tmp_path: Path
+    server: FakeServer, broken: set[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
     program.run_batch(ROWS[:2], checkpoint=path)
     path.write_bytes(path.read_bytes().replace(b'"rootlace":1', b'"rootlace":99', 1))
     program.run_batch(ROWS[:2], checkpoint=path)
-    assert asked(gateway) == 3
+    assert asked(server) == 3
 
     @rl.function
     def other(s, question):
         s += question + rl.gen("text")
 
     other.run_batch(ROWS[:2], checkpoint=path)
-    assert asked(gateway) == 5
+    assert asked(server) == 5
 
 
-async def test_async_batches(gateway: FakeGateway, broken: set[str], tmp_path: Path) -> None:
+async def test_async_batches(server: FakeServer, broken: set[str], tmp_path: Path) -> None:
     path = str(tmp_path / "rows.jsonl")
     await program_async.run_batch_async(ROWS[:4], checkpoint=path)
     states = await program_async.run_batch_async(ROWS, checkpoint=path)
     assert [state.ret_value for state in states] == list("012345")
-    assert asked(gateway) == 6
+    assert asked(server) == 6
 
 
-def test_other_options_are_other_rows(
-    gateway: FakeGateway, broken: set[str], tmp_path: Path
-) -> None:
+def test_other_options_are_other_rows(server: FakeServer, broken: set[str], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     given: list[dict[str, Any]] = [
         {},
@@ -128,10 +126,10 @@ def test_other_options_are_other_rows(
     for count, options in enumerate(given, 1):
         plain.run_batch(ROWS[:1], checkpoint=path, **options)
         plain.run_batch(ROWS[:1], checkpoint=path, timeout=60, **options)  # names no other text
-        assert asked(gateway) == count
+        assert asked(server) == count
     for word in ("one", "other"):
         plain.bind(question=word).run_batch([{}], checkpoint=path)
-    assert asked(gateway) == len(given) + 2
+    assert asked(server) == len(given) + 2
 
 
 def look_up(word: str) -> str:
@@ -145,7 +143,7 @@ def plain(s, question):
 
 
 def test_only_what_was_returned_is_kept(
-    gateway: FakeGateway, broken: set[str], tmp_path: Path
+    server: FakeServer, broken: set[str], tmp_path: Path
 ) -> None:
     kept = rl.Checkpoint(tmp_path / "rows.jsonl", keep="value")
     plain.run_batch(ROWS[:2], checkpoint=kept)
@@ -154,10 +152,10 @@ def test_only_what_was_returned_is_kept(
     assert {line["value"]["asked"] for line in lines} == {"0", "1"}
     assert all(line.keys() == {"row", "key", "value"} for line in lines)
     states = plain.run_batch(ROWS[:3], checkpoint=kept)
-    assert asked(gateway) == 3 and [state.ret_value["asked"] for state in states] == list("012")
+    assert asked(server) == 3 and [state.ret_value["asked"] for state in states] == list("012")
     assert states[0].text() == "" and not states[0].keys()
     plain.run_batch(ROWS[:2], checkpoint=kept.path)  # the checkpoint has no states
-    assert asked(gateway) == 5
+    assert asked(server) == 5
     with pytest.raises(InvalidRequest, match="'state' or 'value', not 'text'"):
         rl.Checkpoint("x", keep="text")  # type: ignore[arg-type]
 
@@ -172,12 +170,12 @@ class Guide:
         return self.city
 
 
-def test_a_row_is_that_of_its_object(gateway: FakeGateway, tmp_path: Path) -> None:
+def test_a_row_is_that_of_its_object(server: FakeServer, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     for city in ("Rome", "Paris", "Rome"):
         (state,) = Guide(city).tell.run_batch([{}], checkpoint=path)
         assert state.ret_value == city
-    assert asked(gateway) == 2
+    assert asked(server) == 2
 
 
 class Place(pydantic.BaseModel):
@@ -185,7 +183,7 @@ class Place(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("keep", ["state", "value"])
-def test_models_and_paths_are_kept(gateway: FakeGateway, tmp_path: Path, keep: Any) -> None:
+def test_models_and_paths_are_kept(server: FakeServer, tmp_path: Path, keep: Any) -> None:
     @rl.function
     def visit(s, place, asked):
         s["place"] = place
@@ -198,7 +196,7 @@ def test_models_and_paths_are_kept(gateway: FakeGateway, tmp_path: Path, keep: A
     plain = visit.run_batch(rows, checkpoint=rl.Checkpoint(path, keep=keep))
     kinds = {"return": list[Place]}
     typed = visit.run_batch(rows, checkpoint=rl.Checkpoint(path, kinds, keep))
-    assert asked(gateway) == 2
+    assert asked(server) == 2
     assert [state.ret_value for state in plain] == [[{"at": "a"}], [{"at": "b"}]]
     assert [state.ret_value for state in typed] == [state.ret_value for state in first]
     with pytest.raises(InvalidRequest, match="what the program returned is no int: "):
@@ -207,7 +205,7 @@ def test_models_and_paths_are_kept(gateway: FakeGateway, tmp_path: Path, keep: A
         assert typed[0]["place"] == {"at": "a"}
 
 
-def test_what_cannot_be_kept(gateway: FakeGateway, tmp_path: Path) -> None:
+def test_what_cannot_be_kept(server: FakeServer, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"batch\[0\]: a checkpoint needs arguments"):
         program.run_batch([{"question": object()}], checkpoint=tmp_path / "x")
 
@@ -221,4 +219,4 @@ def test_what_cannot_be_kept(gateway: FakeGateway, tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=r"batch\[[12]\] is done, but .* cannot keep it"):
             states = odd.run_batch([{"value": i} for i in range(4)], checkpoint=tmp_path / "x")
         assert [state.ret_value for state in states] == [0, 1, "\ud800", 3]
-        assert asked(gateway) == count
+        assert asked(server) == count

@@ -21,7 +21,7 @@ from rootlace.language import sampling
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, UnreadableValue
 from rootlace.wire.protocol import Constraint
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 
 @dataclasses.dataclass
@@ -47,8 +47,8 @@ def script(text: str) -> Callable[[str, protocol.Generate], str]:
     return lambda _, op: text
 
 
-def constraint(gateway: FakeGateway) -> Constraint:
-    (op,) = gateway.sent(protocol.Generate)
+def constraint(server: FakeServer) -> Constraint:
+    (op,) = server.sent(protocol.Generate)
     assert op.constraint is not None
     return op.constraint
 
@@ -76,16 +76,16 @@ def typed(s: Any, type: Any, **options: Any) -> None:  # `type` is the program's
     ],
 )
 def test_a_value_is_read_back(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint, kind: Any, text: str, value: Any
+    server: FakeServer, backend: rl.RuntimeEndpoint, kind: Any, text: str, value: Any
 ) -> None:
-    gateway.script = script(text)
+    server.script = script(text)
     state = typed.run(kind)
     assert state["x"] == value and type(state["x"]) is type(value)
     assert state.get("x") == value
     assert state.text("x") == text
     assert state.text() == f"A:{text}."
     assert state.get_meta_info("x")["finish_reason"]["type"] == "stop"
-    sent = constraint(gateway)
+    sent = constraint(server)
     assert sent.kind == "json_schema"
     jsonschema.validate(json.loads(text), json.loads(sent.source))
 
@@ -98,7 +98,7 @@ def test_a_value_is_read_back(
     ],
 )
 def test_a_bare_number_ends_at_white_space(
-    gateway: FakeGateway,
+    server: FakeServer,
     backend: rl.RuntimeEndpoint,
     kind: Any,
     text: str,
@@ -106,10 +106,10 @@ def test_a_bare_number_ends_at_white_space(
     good: list[str],
     bad: list[str],
 ) -> None:
-    gateway.script = script(text)
+    server.script = script(text)
     state = typed.run(kind, stop="!")
     assert state["x"] == value and type(state["x"]) is kind
-    (op,) = gateway.sent(protocol.Generate)
+    (op,) = server.sent(protocol.Generate)
     assert op.params.stop == ("!", " ", "\n")
     assert op.constraint.kind == "regex"
     assert all(re.fullmatch(op.constraint.source, one) for one in good)
@@ -136,18 +136,18 @@ def test_a_bare_int_has_as_many_digits_as_in_a_schema() -> None:
 
 
 def test_each_reader_gets_a_value_of_its_own(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
-    gateway.script = script("[1]")
+    server.script = script("[1]")
     state = typed.run(list[int])
     state["x"].append(2)
     assert state["x"] == [1]
 
 
 def test_a_type_as_schema_is_read_back_and_as_dtype_it_is_not(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
-    gateway.script = script(ROME)
+    server.script = script(ROME)
 
     @rl.function
     def program(s: Any) -> None:
@@ -157,12 +157,12 @@ def test_a_type_as_schema_is_read_back_and_as_dtype_it_is_not(
     state = program.run()
     assert state["schema"] == City("Rome", 3)
     assert state["dtype"] == state["plain"] == ROME
-    first, second, _ = (op.constraint for op in gateway.sent(protocol.Generate))
+    first, second, _ = (op.constraint for op in server.sent(protocol.Generate))
     assert first == second
 
 
-def test_samples_forks_and_joins(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = script(ROME)
+def test_samples_forks_and_joins(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
+    server.script = script(ROME)
 
     @rl.function
     def program(s: Any) -> None:
@@ -182,8 +182,8 @@ def test_samples_forks_and_joins(gateway: FakeGateway, backend: rl.RuntimeEndpoi
     assert state.text("all") == state["all"] == f" then {ROME}"
 
 
-def test_streams_are_text(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = script(ROME)
+def test_streams_are_text(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
+    server.script = script(ROME)
     state = typed.run(City, stream=True)
     assert "".join(state.text_iter("x")) == ROME
     assert state["x"] == City("Rome", 3)
@@ -194,9 +194,9 @@ def test_streams_are_text(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> 
 
 
 def test_a_value_cut_off_raises_where_it_is_read(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
-    gateway.script = script(ROME)
+    server.script = script(ROME)
 
     @rl.function
     def program(s: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_value_cut_off_raises_where_it_is_read(
         state["x"]
 
 
-def test_a_value_that_its_type_refuses(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+def test_a_value_that_its_type_refuses(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
     class Even(pydantic.BaseModel):
         n: int
 
@@ -230,15 +230,15 @@ def test_a_value_that_its_type_refuses(gateway: FakeGateway, backend: rl.Runtime
                 raise ValueError("odd numbers are not even")
             return n
 
-    gateway.script = script('{"n":3}')
+    server.script = script('{"n":3}')
     state = typed.run(Even)
     with pytest.raises(rl.ProgramError, match=r"(?s)cannot be read as .*Even.*odd numbers"):
         state["x"]
     assert state.text("x") == '{"n":3}'
 
 
-def test_appending_a_value_says_how(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = script(ROME)
+def test_appending_a_value_says_how(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
+    server.script = script(ROME)
 
     @rl.function
     def program(s: Any) -> None:
@@ -310,8 +310,8 @@ def test_an_own_constraint_replaces_the_programs() -> None:
     assert asked.type is City
 
 
-def test_defaults_of_a_run(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = script(ROME)
+def test_defaults_of_a_run(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
+    server.script = script(ROME)
 
     @rl.function
     def program(s: Any) -> None:
@@ -319,10 +319,10 @@ def test_defaults_of_a_run(gateway: FakeGateway, backend: rl.RuntimeEndpoint) ->
 
     state = program.run(type=City, whitespace="compact")
     assert state["x"] == City("Rome", 3)
-    assert constraint(gateway).whitespace == "compact"
+    assert constraint(server).whitespace == "compact"
 
 
-def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+def test_everyday_words_are_the_programs(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
     @rl.function
     def program(s: Any, **kwargs: Any) -> Any:
         s += rl.gen("x")
@@ -330,7 +330,7 @@ def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.Runti
 
     state = program.run(type="a", choices="b", regex="c")
     assert state.ret_value == {"type": "a", "choices": "b"}
-    assert constraint(gateway) == Constraint("regex", "c")
+    assert constraint(server) == Constraint("regex", "c")
 
 
 @pytest.mark.parametrize(

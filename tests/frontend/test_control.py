@@ -11,13 +11,13 @@ import rootlace as rl
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-def in_turn(gateway: FakeGateway, *texts: str | Exception) -> None:
+def in_turn(server: FakeServer, *texts: str | Exception) -> None:
     turns = itertools.cycle(texts)
 
     def script(text: str, op: protocol.Generate) -> str:
@@ -26,11 +26,11 @@ def in_turn(gateway: FakeGateway, *texts: str | Exception) -> None:
             raise said
         return said
 
-    gateway.script = script
+    server.script = script
 
 
-def test_a_state_goes_back_to_a_mark(gateway: FakeGateway) -> None:
-    in_turn(gateway, "one", "two", "three")
+def test_a_state_goes_back_to_a_mark(server: FakeServer) -> None:
+    in_turn(server, "one", "two", "three")
 
     @rl.function
     def program(s):
@@ -50,12 +50,12 @@ def test_a_state_goes_back_to_a_mark(gateway: FakeGateway) -> None:
     state = program.run()
     assert state.ret_value == ["one", "two", "three"]
     assert state.text() == "<s><|system|>Begin.<|end|>x end"
-    prompts = {op.branch: op for op in gateway.sent(protocol.Generate)}
+    prompts = {op.branch: op for op in server.sent(protocol.Generate)}
     assert len(prompts) == 3
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_a_rollback_forgets_what_was_refused_before_it_was_sent(gateway: FakeGateway) -> None:
+def test_a_rollback_forgets_what_was_refused_before_it_was_sent(server: FakeServer) -> None:
     @rl.function
     def program(s):
         mark = s.mark()
@@ -65,12 +65,12 @@ def test_a_rollback_forgets_what_was_refused_before_it_was_sent(gateway: FakeGat
         s += "kept"
 
     assert program.run().text() == "kept"
-    sent = [part.text for op in gateway.sent(protocol.Append) for part in op.parts]
+    sent = [part.text for op in server.sent(protocol.Append) for part in op.parts]
     assert sent == ["kept"]
 
 
-def test_inside_a_program_that_is_called(gateway: FakeGateway) -> None:
-    in_turn(gateway, "one", "two")
+def test_inside_a_program_that_is_called(server: FakeServer) -> None:
+    in_turn(server, "one", "two")
 
     @rl.function
     def inner(s):
@@ -93,8 +93,8 @@ def test_inside_a_program_that_is_called(gateway: FakeGateway) -> None:
     assert (state.text(), state.ret_value) == ("x two!", "one")
 
 
-def test_attempts_begin_at_the_same_place(gateway: FakeGateway) -> None:
-    in_turn(gateway, "seven", InvalidConstraint("no"), "8", "9")
+def test_attempts_begin_at_the_same_place(server: FakeServer) -> None:
+    in_turn(server, "seven", InvalidConstraint("no"), "8", "9")
     tried = []
 
     @rl.function
@@ -109,14 +109,14 @@ def test_attempts_begin_at_the_same_place(gateway: FakeGateway) -> None:
 
     state = program.run()
     assert (state.text(), state.ret_value, tried) == ("A number: 8", 8, ["seven", "8"])
-    in_turn(gateway, "x")
+    in_turn(server, "x")
     with pytest.raises(ValueError, match="invalid literal"):
         program.run()
     assert tried[2:] == ["x"] * 4
 
 
-def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> None:
-    in_turn(gateway, "x", "y", "z")
+def test_choices_and_attempts_draw_apart_with_one_seed(server: FakeServer) -> None:
+    in_turn(server, "x", "y", "z")
 
     @rl.function
     def program(s):
@@ -126,7 +126,7 @@ def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> 
         for attempt in s.retry(2):
             with attempt:
                 rl.best_of(s, 2, rl.gen("tried"), key=len_of_text)
-                if sum(op.name == "tried" for op in gateway.sent(protocol.Generate)) < 4:
+                if sum(op.name == "tried" for op in server.sent(protocol.Generate)) < 4:
                     raise ValueError
         s += rl.gen("last")
 
@@ -135,7 +135,7 @@ def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> 
 
     program.run(seed=7)
     seeds: dict[str, list[int | None]] = {}
-    for op in gateway.sent(protocol.Generate):
+    for op in server.sent(protocol.Generate):
         seeds.setdefault(op.name, []).append(op.params.seed)
     assert seeds["first"] == seeds["last"] == [7]
     assert sorted(seeds["vote"]) == [7, 8, 9]
@@ -144,7 +144,7 @@ def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> 
     assert sorted(seeds["step"][2:]) == [*wrapped, 2**63 - 1]
     assert sorted(seeds["tried"][:2]) == [7, 8] and sorted(seeds["tried"][2:]) == [9, 10]
 
-    before = len(gateway.sent(protocol.Generate))
+    before = len(server.sent(protocol.Generate))
 
     @rl.function
     def samples(s):
@@ -155,21 +155,21 @@ def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> 
         s += rl.gen("last")
 
     samples.run(seed=7)
-    seen = [op.params.seed for op in gateway.sent(protocol.Generate)[before:]]
+    seen = [op.params.seed for op in server.sent(protocol.Generate)[before:]]
     assert sorted(seen[:3]) == [7, 9, 11] and seen[3:] == [7]
 
-    in_turn(gateway, "x")
-    unseeded = len(gateway.sent(protocol.Generate))
+    in_turn(server, "x")
+    unseeded = len(server.sent(protocol.Generate))
 
     @rl.function
     def without(s):
         rl.majority(s, 2, rl.gen("vote"), "vote")
 
     without.run()
-    assert {op.params.seed for op in gateway.sent(protocol.Generate)[unseeded:]} == {None}
+    assert {op.params.seed for op in server.sent(protocol.Generate)[unseeded:]} == {None}
 
 
-def test_forks_of_a_failed_attempt_are_forgotten(gateway: FakeGateway) -> None:
+def test_forks_of_a_failed_attempt_are_forgotten(server: FakeServer) -> None:
     @rl.function
     def program(s, before):
         s += "A"
@@ -184,16 +184,16 @@ def test_forks_of_a_failed_attempt_are_forgotten(gateway: FakeGateway) -> None:
         return s.text(), kept
 
     no = InvalidConstraint("no")
-    in_turn(gateway, no, no, no, no, "8", "9")
+    in_turn(server, no, no, no, no, "8", "9")
     assert program.run(False).ret_value[0] == "A8"
     # Failures outside attempts still end the run.
-    in_turn(gateway, no, no, no, no, "8", "9")
+    in_turn(server, no, no, no, no, "8", "9")
     with pytest.raises(rl.ProgramError, match="early"):
         program.run(True)
 
 
-async def test_attempts_in_an_async_program(gateway: FakeGateway) -> None:
-    in_turn(gateway, "x", "8")
+async def test_attempts_in_an_async_program(server: FakeServer) -> None:
+    in_turn(server, "x", "8")
 
     @rl.function
     async def program(s):
@@ -238,8 +238,8 @@ def test_wrong_uses() -> None:
         list(streamed.text_iter())
 
 
-def test_the_best_goes_on(gateway: FakeGateway) -> None:
-    in_turn(gateway, "bb", InvalidConstraint("no"), "cccc", "ddd")
+def test_the_best_goes_on(server: FakeServer) -> None:
+    in_turn(server, "bb", InvalidConstraint("no"), "cccc", "ddd")
 
     @rl.function
     def program(s):
@@ -250,14 +250,14 @@ def test_the_best_goes_on(gateway: FakeGateway) -> None:
 
     state = program.run()
     assert state.text() == "Write: cccc!" and state.ret_value == (4, "cccc")
-    in_turn(gateway, InvalidConstraint("no"))
+    in_turn(server, InvalidConstraint("no"))
     with pytest.raises(rl.ProgramError, match="no"):
         program.run()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-async def test_the_likeliest_goes_on(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_turn(gateway, "a", "b", "c")
+async def test_the_likeliest_goes_on(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_turn(server, "a", "b", "c")
     made = protocol.TokenLogprob
     likely = {"a": -3.0, "b": -0.5, "c": -2.0}
 
@@ -275,8 +275,8 @@ async def test_the_likeliest_goes_on(gateway: FakeGateway, monkeypatch: pytest.M
     assert (state.text(), state.ret_value) == ("Write: b", -0.5)
 
 
-def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) -> None:
-    in_turn(gateway, "4", "5", " 4", InvalidConstraint("no"), "4")
+def test_the_majority_wins_and_the_others_are_cancelled(server: FakeServer) -> None:
+    in_turn(server, "4", "5", " 4", InvalidConstraint("no"), "4")
 
     @rl.function
     def program(s):
@@ -292,18 +292,18 @@ def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) ->
     def script(text: str, op: protocol.Generate) -> str:
         release.append(op)
         if len(release) == 4:
-            gateway.hold()
+            server.hold()
         return "4"
 
-    gateway.script = script
+    server.script = script
     state = program.run()
     assert state.ret_value == "4"
-    eventually(lambda: len(gateway.sent(protocol.Cancel)) >= 1)
-    gateway.release()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: len(server.sent(protocol.Cancel)) >= 1)
+    server.release()
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_seeds_and_handling_of_choices(gateway: FakeGateway) -> None:
+def test_seeds_and_handling_of_choices(server: FakeServer) -> None:
     @rl.function
     def program(s):
         s += "x" + rl.gen("a", choices=["b", "c"], temperature=2, seed=5, priority=3)
@@ -311,13 +311,13 @@ def test_seeds_and_handling_of_choices(gateway: FakeGateway) -> None:
         s += rl.select("g", ["h", "i"])
 
     program.run(seed=9)
-    sent = gateway.sent(protocol.Select)
+    sent = server.sent(protocol.Select)
     assert [op.seed for op in sent] == [5, 9, 10, None]  # without a temperature nothing is drawn
     assert [op.handling.priority for op in sent] == [3, 0, 0, 0]
 
 
-def test_a_majority_of_values_without_a_hash(gateway: FakeGateway) -> None:
-    in_turn(gateway, "[1]", "[1,2]", "[ 1, 2]")
+def test_a_majority_of_values_without_a_hash(server: FakeServer) -> None:
+    in_turn(server, "[1]", "[1,2]", "[ 1, 2]")
 
     @rl.function
     def program(s):
@@ -327,8 +327,8 @@ def test_a_majority_of_values_without_a_hash(gateway: FakeGateway) -> None:
     assert program.run().ret_value == [1, 2]
 
 
-async def test_majority_in_an_async_program(gateway: FakeGateway) -> None:
-    in_turn(gateway, "x", "y", "y")
+async def test_majority_in_an_async_program(server: FakeServer) -> None:
+    in_turn(server, "x", "y", "y")
 
     @rl.function
     async def program(s):
@@ -339,9 +339,9 @@ async def test_majority_in_an_async_program(gateway: FakeGateway) -> None:
     assert [state.ret_value for state in states] == ["y"] * 3
 
 
-async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
+async def test_a_beam_keeps_the_best_of_each_step(server: FakeServer) -> None:
     counter = itertools.count()
-    gateway.script = lambda text, op: str(next(counter) % 4)
+    server.script = lambda text, op: str(next(counter) % 4)
 
     async def value(fork):
         return int("0" + (await fork.text()).replace("|", ""))
@@ -362,10 +362,10 @@ async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
     assert (state.text(), state.ret_value) == ("|133", 133)
     counter = itertools.count()
     assert (await asynchronous.run_async()).text() == "|133"
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-async def test_a_stream_has_what_was_chosen(gateway: FakeGateway) -> None:
+async def test_a_stream_has_what_was_chosen(server: FakeServer) -> None:
     step = rl.gen("x", logprobs=True)
 
     def choose(s, how):
@@ -436,7 +436,7 @@ def test_texts_of_forks_that_went_back_are_joined_whole_or_not_at_all() -> None:
         program.run("before")
 
 
-async def test_steps_may_be_awaited_and_have_several_samples(gateway: FakeGateway) -> None:
+async def test_steps_may_be_awaited_and_have_several_samples(server: FakeServer) -> None:
     async def step(fork):
         fork += rl.gen("x")
         fork += "/" + await fork["x"]
@@ -447,6 +447,6 @@ async def test_steps_may_be_awaited_and_have_several_samples(gateway: FakeGatewa
         await rl.best_of(s, 2, rl.gen("y", n=2))
         return value, await s["y"]
 
-    gateway.script = lambda text, op: "said"
+    server.script = lambda text, op: "said"
     state = await program.run_async()
     assert state.ret_value == ("said", ["said", "said"]) and state.text() == "said/saidsaid"

@@ -12,7 +12,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, UnreadableValue
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -34,21 +34,21 @@ async def chat_async(s, question):
     s += rl.user(question) + rl.assistant(rl.gen("answer"))
 
 
-def prompts(gateway: FakeGateway) -> list[str]:
+def prompts(server: FakeServer) -> list[str]:
     """Return the text before each generation, as the gateway saw it."""
     found: list[str] = []
-    write = gateway.script
+    write = server.script
 
     def script(text: str, op: protocol.Generate) -> str:
         found.append(text)
         return str(write(text, op))
 
-    gateway.script = script
+    server.script = script
     return found
 
 
-def test_messages_can_be_appended_again(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: "Hi."
+def test_messages_can_be_appended_again(server: FakeServer) -> None:
+    server.script = lambda text, op: "Hi."
     first = chat.run("Hello?", temperature=0)
 
     @rl.function
@@ -91,7 +91,7 @@ def test_what_is_no_message_is_refused(messages, reason: str) -> None:
         program.run()
 
 
-def test_the_text_of_another_state_keeps_its_messages(gateway: FakeGateway) -> None:
+def test_the_text_of_another_state_keeps_its_messages(server: FakeServer) -> None:
     first = chat.run("Hello?")
 
     @rl.function
@@ -103,21 +103,21 @@ def test_the_text_of_another_state_keeps_its_messages(gateway: FakeGateway) -> N
         s += rl.user(first.text())
 
     assert copied.run().messages() == first.messages()
-    special = [part for op in gateway.sent(protocol.Append)[-4:] for part in op.parts]
+    special = [part for op in server.sent(protocol.Append)[-4:] for part in op.parts]
     assert any(isinstance(part, protocol.Text) and part.special for part in special)
     # Within a message, the text belongs to the speaker.
     assert quoted.run().messages() == [{"role": "user", "content": first.text()}]
 
 
-def test_an_ended_state_goes_on_with_its_very_tokens(gateway: FakeGateway) -> None:
+def test_an_ended_state_goes_on_with_its_very_tokens(server: FakeServer) -> None:
     first = chat.run("Hello?")
     first["note"] = 1
-    sent = len(gateway.ops)
+    sent = len(server.ops)
     second = chat.run("And then?", after=first)
     assert second.text().startswith(first.text() + "<|user|>And then?")
     assert [message["content"] for message in second.messages()][::2] == ["Hello?", "And then?"]
     assert second["note"] == 1 and first["answer"] != second["answer"]
-    parts = [part for op in gateway.ops[sent:] for part in getattr(op, "parts", ())]
+    parts = [part for op in server.ops[sent:] for part in getattr(op, "parts", ())]
     (ids,) = [part.ids for part in parts if isinstance(part, protocol.Tokens)]
     assert list(ids) == first.get_meta_info("answer")["output_ids"]
     streamed = "".join(chat.stream("A third?", after=second))
@@ -130,18 +130,18 @@ async def test_in_async_programs_too() -> None:
     assert len(second.messages()) == 4
 
 
-def test_states_that_cannot_go_on(gateway: FakeGateway) -> None:
-    gateway.hold()
+def test_states_that_cannot_go_on(server: FakeServer) -> None:
+    server.hold()
     running = chat.run("Hello?", stream=True)
     with pytest.raises(InvalidRequest, match="has not ended"):
         chat.run("More?", after=running)
-    gateway.release()
+    server.release()
     running.sync()
 
     def script(text: str, op: protocol.Generate) -> str:
         raise InvalidConstraint("no")
 
-    gateway.script = script
+    server.script = script
     (failed,) = chat.run_batch([{"question": "x"}])
     for use in (lambda: chat.run("y", after=failed), failed.to_json, lambda: pickle.dumps(failed)):
         with pytest.raises(rl.ProgramError, match="no"):
@@ -172,18 +172,18 @@ def full() -> rl.ProgramState:
 
 
 @pytest.fixture
-def script(gateway: FakeGateway) -> None:
+def script(server: FakeServer) -> None:
     def write(text: str, op: protocol.Generate) -> str | list[str]:
         if op.name == "person":
             return '{"name": "Ida"}'
         return ["a", "b"][: op.params.n] if op.params.n > 1 else str(len(text))
 
-    gateway.script = write
+    server.script = write
 
 
 @pytest.mark.usefixtures("script")
 @pytest.mark.parametrize("how", ["json", "pickle"])
-def test_a_state_that_was_saved_reads_the_same(how: str, gateway: FakeGateway) -> None:
+def test_a_state_that_was_saved_reads_the_same(how: str, server: FakeServer) -> None:
     state = full()
     if how == "json":
         copy = rl.State.from_json(state.to_json(), types={"person": Person})
@@ -205,17 +205,17 @@ def test_a_state_that_was_saved_reads_the_same(how: str, gateway: FakeGateway) -
     def more(s):
         s += " and" + rl.gen("more") + rl.assistant_end()
 
-    seen = prompts(gateway)
+    seen = prompts(server)
     more.run(after=state)
     more.run(after=copy)
     assert seen[0] == seen[1] and seen[0].endswith("[5][6] and")
 
 
 @pytest.mark.usefixtures("script")
-def test_another_model_gets_the_text(gateway: FakeGateway) -> None:
+def test_another_model_gets_the_text(server: FakeServer) -> None:
     first = chat.run("Hello?")
     other = rl.State.from_json(first.to_json().replace("/nowhere/fake", "/another"))
-    seen = prompts(gateway)
+    seen = prompts(server)
     chat.run("More?", after=other)
     assert seen == [first.text() + "<|user|>More?<|end|><|assistant|>"]
     with pytest.raises(InvalidRequest, match="token ids of another model"):
@@ -248,9 +248,9 @@ def test_what_cannot_be_saved_or_read() -> None:
 
 
 def test_who_follows_a_turn_is_given_its_answer_and_not_that_of_the_turn_before(
-    gateway: FakeGateway,
+    server: FakeServer,
 ) -> None:
-    gateway.script = lambda text, op: "two" if "Second" in text else "one"
+    server.script = lambda text, op: "two" if "Second" in text else "one"
     restored, go_on = threading.Event(), threading.Event()
 
     @rl.function
@@ -272,7 +272,7 @@ def test_who_follows_a_turn_is_given_its_answer_and_not_that_of_the_turn_before(
 
 
 def test_a_variable_that_a_turn_does_not_name_is_that_of_the_turn_before(
-    gateway: FakeGateway,
+    server: FakeServer,
 ) -> None:
     first = chat.run("Hello?")
 

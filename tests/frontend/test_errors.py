@@ -22,7 +22,7 @@ from rootlace.wire.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.fake_server import FakeServer, default_script
 from tests.waiting import eventually
 
 
@@ -41,8 +41,8 @@ def failing(text: str, op: protocol.Generate) -> str:
 
 
 @pytest.fixture(autouse=True)
-def scripted(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = failing
+def scripted(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
+    server.script = failing
 
 
 @rl.function
@@ -53,7 +53,7 @@ def unread(s):
     return "reached"
 
 
-def test_run_raises_the_first_failure_with_its_line(gateway: FakeGateway) -> None:
+def test_run_raises_the_first_failure_with_its_line(server: FakeServer) -> None:
     with pytest.raises(rl.ProgramError) as caught:
         unread.run()
     error = caught.value
@@ -64,7 +64,7 @@ def test_run_raises_the_first_failure_with_its_line(gateway: FakeGateway) -> Non
     assert error.reason == "the pattern cannot be compiled"
     assert isinstance(error.__cause__, InvalidConstraint)
     assert str(error).startswith(f"{__file__}:{error.lineno}: gen('bad_one') failed: the pattern")
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 @rl.function
@@ -180,19 +180,19 @@ def test_a_failed_fork_breaks_those_who_quote_it_and_its_children() -> None:
     ],
 )
 def test_what_a_program_raised_is_told_instead_of_what_was_cancelled_for_it(
-    gateway: FakeGateway, how: str, read: Any
+    server: FakeServer, how: str, read: Any
 ) -> None:
     @rl.function
     def program(s):
         s += "x" + rl.gen("answer")
         raise LookupError("no such file")
 
-    gateway.hold()
+    server.hold()
     state = program.run(stream=True) if how == "stream" else program.run_batch([{}])[0]
     with pytest.raises(LookupError, match="no such file"):
         read(state)
     assert isinstance(state.error(), LookupError) and str(state) == repr(state)
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 def test_error_of_the_state() -> None:
@@ -350,7 +350,7 @@ def test_appending_what_cannot_be_carried() -> None:
         rl.gen("x", logit_bias={2**70: 1.0}),
     ],
 )
-def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendable: Any) -> None:
+def test_what_cannot_be_sent_concerns_nobody_else(server: FakeServer, unsendable: Any) -> None:
     @rl.function
     def program(s, expression):
         s += "It began well." + rl.gen("before")
@@ -363,10 +363,10 @@ def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendab
     assert isinstance(error, rl.ProgramError) and isinstance(error.__cause__, InvalidRequest)
     with pytest.raises(rl.ProgramError, match="cannot be sent"):
         states[1].text()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_an_object_of_no_known_type_fails_its_row(gateway: FakeGateway) -> None:
+def test_an_object_of_no_known_type_fails_its_row(server: FakeServer) -> None:
     """msgspec raises a TypeError for such an object, after which a batch waited for ever."""
     (state,) = rl.function(lambda s: s.append("x")).run_batch([{}], adapter=object())
     with pytest.raises(rl.ProgramError, match="opening a branch failed: it cannot be sent"):
@@ -381,7 +381,7 @@ class Colour(str, enum.Enum):  # noqa: UP042  # whose str() is not its text
     RED = "red"
 
 
-def test_text_and_numbers_of_other_types_are_pythons(gateway: FakeGateway) -> None:
+def test_text_and_numbers_of_other_types_are_pythons(server: FakeServer) -> None:
     """NumPy's numbers, texts of HTML parsers and members of enums are such types."""
     number, real = type("Number", (int,), {}), type("Real", (float,), {})
     lists = {"stop": [Word("#")], "stop_token_ids": [number(3)]}
@@ -399,7 +399,7 @@ def test_text_and_numbers_of_other_types_are_pythons(gateway: FakeGateway) -> No
     assert state.error() is None
     assert rl.State.from_json(state.to_json()).text() == state.text()
     assert state.text().endswith("red") and type(state["c"]) is str
-    first = next(op for op in gateway.ops if isinstance(op, protocol.Generate))
+    first = next(op for op in server.ops if isinstance(op, protocol.Generate))
     assert (first.params.stop, first.params.max_tokens, first.params.seed) == ((".",), 9, 7)
 
 
@@ -419,7 +419,7 @@ def test_what_cannot_be_sent_breaks_its_branch() -> None:
     assert isinstance(state.error(), rl.ProgramError)
 
 
-def test_a_constant_prefix_that_cannot_be_sent(gateway: FakeGateway) -> None:
+def test_a_constant_prefix_that_cannot_be_sent(server: FakeServer) -> None:
     @rl.function
     def program(s, x):
         s += "half a character: \ud83d"
@@ -429,7 +429,7 @@ def test_a_constant_prefix_that_cannot_be_sent(gateway: FakeGateway) -> None:
         assert isinstance(state.error(), rl.ProgramError)
     with pytest.raises(InvalidRequest, match="cannot be sent"):
         program.cache()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 def test_no_backend() -> None:
@@ -450,13 +450,13 @@ def test_nobody_at_the_address(tmp_path: Path) -> None:
 
 
 def test_wrong_api_key(tmp_path: Path) -> None:
-    gateway = FakeGateway(tmp_path, api_key="secret")
+    server = FakeServer(tmp_path, api_key="secret")
     try:
         with pytest.raises(Unauthorized, match="API key"):
-            rl.RuntimeEndpoint(gateway.address, api_key="guess")
-        rl.RuntimeEndpoint(gateway.address, api_key="secret").close()
+            rl.RuntimeEndpoint(server.address, api_key="guess")
+        rl.RuntimeEndpoint(server.address, api_key="secret").close()
     finally:
-        gateway.stop()
+        server.stop()
 
 
 class Unbound:
@@ -466,15 +466,15 @@ class Unbound:
 
 
 def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
-    gateway = FakeGateway(tmp_path)
-    endpoint = rl.RuntimeEndpoint(gateway.address)
-    gateway.hold()
+    server = FakeServer(tmp_path)
+    endpoint = rl.RuntimeEndpoint(server.address)
+    server.hold()
 
     @rl.function
     def program(s):
         s += "a" + rl.gen("x")
-        eventually(lambda: bool(gateway.sent(protocol.Generate)))
-        gateway.stop()
+        eventually(lambda: bool(server.sent(protocol.Generate)))
+        server.stop()
         return s["x"]
 
     with pytest.raises(rl.ProgramError, match="is gone") as caught:
@@ -482,8 +482,8 @@ def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, ServerUnavailable)
     with pytest.raises(ServerUnavailable):
         program.run(backend=endpoint)
-    again = FakeGateway(tmp_path)  # a new server at the same address is found
-    gateway = again
+    again = FakeServer(tmp_path)  # a new server at the same address is found
+    server = again
     again.script = lambda text, op: " back"
 
     @rl.function
@@ -497,16 +497,16 @@ def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 def test_a_run_ends_at_its_timeout_while_its_server_is_away(tmp_path: Path, read: bool) -> None:
-    gateway = FakeGateway(tmp_path)
-    gateway.kept = True
-    endpoint = rl.RuntimeEndpoint(gateway.address, patience=60)
-    gateway.hold()
+    server = FakeServer(tmp_path)
+    server.kept = True
+    endpoint = rl.RuntimeEndpoint(server.address, patience=60)
+    server.hold()
 
     @rl.function
     def program(s):
         s += "a" + rl.gen("x") + "b"
-        eventually(lambda: bool(gateway.sent(protocol.Generate)))
-        gateway.stop()
+        eventually(lambda: bool(server.sent(protocol.Generate)))
+        server.stop()
         s.branch.run.budget._deadline = 0.0  # set late: a busy machine may be slow until here
         return s["x"] if read else None
 
@@ -520,39 +520,39 @@ def test_a_run_ends_at_its_timeout_while_its_server_is_away(tmp_path: Path, read
 def test_a_run_ends_at_its_timeout_while_its_server_is_silent(
     tmp_path: Path, connects: bool
 ) -> None:
-    gateway = FakeGateway(tmp_path)
-    gateway.kept = True
-    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=3600, timeout=3600)
-    gateway.hold()
+    server = FakeServer(tmp_path)
+    server.kept = True
+    endpoint = rl.RuntimeEndpoint(server.address, ping_interval=3600, timeout=3600)
+    server.hold()
 
     @rl.function
     def program(s):
         s += "a" + rl.gen("x")
-        eventually(lambda: bool(gateway.sent(protocol.Generate)))
-        gateway.silent = True
+        eventually(lambda: bool(server.sent(protocol.Generate)))
+        server.silent = True
         if not connects:  # and its machine lets no new connection through
             connection = endpoint.connect()
             call_in_loop(connection._loop, lambda: connection._break(ServerUnavailable("cut")))
-            eventually(lambda: len(gateway.sent(protocol.Hello)) == 2)
+            eventually(lambda: len(server.sent(protocol.Hello)) == 2)
         s.branch.run.budget._deadline = 0.0
         return s["x"]
 
     with pytest.raises(rl.ProgramError, match="within its timeout of 3600 s"):
         program.run(backend=endpoint, timeout=3600)
     endpoint.close()
-    gateway.stop()
+    server.stop()
 
 
 def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
-    gateway = FakeGateway(tmp_path)
-    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=0.02, timeout=3600)
-    gateway.hold()
+    server = FakeServer(tmp_path)
+    endpoint = rl.RuntimeEndpoint(server.address, ping_interval=0.02, timeout=3600)
+    server.hold()
 
     @rl.function
     def program(s):
         s += "a" + rl.gen("x")
-        eventually(lambda: bool(gateway.sent(protocol.Generate)))
-        gateway.silent = True
+        eventually(lambda: bool(server.sent(protocol.Generate)))
+        server.silent = True
         # Set late: until here answers may be slow on a busy machine.
         endpoint.connect()._timeout = 0.1
         return s["x"]
@@ -560,11 +560,11 @@ def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(rl.ProgramError, match="has not answered"):
         program.run(backend=endpoint)
     endpoint.close()
-    gateway.stop()
+    server.stop()
 
 
 def test_a_pause_of_the_program_as_it_connects_is_not_one_of_the_server(
-    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = Connection._connect
 
@@ -575,16 +575,16 @@ def test_a_pause_of_the_program_as_it_connects_is_not_one_of_the_server(
         connect(connection, timeout)
 
     monkeypatch.setattr(Connection, "_connect", paused)
-    endpoint = rl.RuntimeEndpoint(gateway.address)
+    endpoint = rl.RuntimeEndpoint(server.address)
     assert endpoint.get_model_name() == "fake"
     endpoint.close()
 
 
-def test_context_length_names_the_append(gateway: FakeGateway) -> None:
+def test_context_length_names_the_append(server: FakeServer) -> None:
     def too_long(text: str, op: protocol.Generate) -> str:
         raise ContextLengthExceeded("5000 tokens; the model takes 4096")
 
-    gateway.script = too_long
+    server.script = too_long
     with pytest.raises(rl.ProgramError) as caught:
         unread.run()
     assert caught.value.code == "context_length_exceeded"
@@ -600,10 +600,10 @@ def test_context_length_names_the_append(gateway: FakeGateway) -> None:
         (["a", [1], b"ab"], r"texts\[2\]"),
     ],
 )
-def test_what_cannot_be_embedded(gateway: FakeGateway, backend, texts, words) -> None:
+def test_what_cannot_be_embedded(server: FakeServer, backend, texts, words) -> None:
     with pytest.raises(InvalidRequest, match=words):
         backend.embed(texts)
-    assert not gateway.sent(protocol.Embed)
+    assert not server.sent(protocol.Embed)
 
 
 def test_a_space_before_free_text_is_told_with_its_line() -> None:

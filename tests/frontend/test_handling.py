@@ -10,7 +10,7 @@ import rootlace as rl
 from rootlace.wire import protocol
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
 from rootlace.wire.sampling import Cache, Handling
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 
 @rl.function
@@ -19,15 +19,15 @@ def two(s):
     s += rl.gen("y") + rl.select("z", ["b", "c"])
 
 
-def _sent(gateway: FakeGateway, *kinds: type) -> list[Handling]:
-    return [op.handling for op in gateway.ops if isinstance(op, kinds)]
+def _sent(server: FakeServer, *kinds: type) -> list[Handling]:
+    return [op.handling for op in server.ops if isinstance(op, kinds)]
 
 
 def test_options_of_a_gen_and_defaults_of_a_run(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     two.run(priority=2, cache={"ttl": 9})
-    assert _sent(gateway, protocol.Generate, protocol.Select) == [
+    assert _sent(server, protocol.Generate, protocol.Select) == [
         Handling(2, 3, Cache(True, 60)),
         Handling(2, None, Cache(ttl=9)),
         Handling(2, None, Cache(ttl=9)),
@@ -35,21 +35,21 @@ def test_options_of_a_gen_and_defaults_of_a_run(
 
 
 def test_a_run_as_a_whole_has_a_time_and_shares_nothing(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     states = two.run_batch([{}, {}], timeout=100, cache=rl.Cache(share=False))
     assert all(state.error() is None for state in states)
-    first, second = _sent(gateway, protocol.Generate)[:2]
+    first, second = _sent(server, protocol.Generate)[:2]
     assert first.timeout == 3
     assert second.timeout is not None and 3 < second.timeout <= 100
-    opened = [op for op in gateway.ops if isinstance(op, protocol.Open)]
+    opened = [op for op in server.ops if isinstance(op, protocol.Open)]
     assert len(opened) == 2 and not any(op.share for op in opened)
 
     def late(text: str, op: protocol.Generate) -> str:
         time.sleep(0.02)
         raise DeadlineExceeded(f"the request was not done within its timeout of {op}")
 
-    gateway.script = late
+    server.script = late
     for seconds in (1e-9, 0.01):
         told = f"the run was not done within its timeout of {seconds:g} s"
         with pytest.raises(rl.ProgramError, match=told) as caught:

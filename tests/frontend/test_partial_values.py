@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rootlace as rl
 from rootlace.types.partial_json import Unfinished, parse_beginning
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(
@@ -69,8 +69,8 @@ class Person:
 
 
 @pytest.mark.usefixtures("backend")
-async def test_a_typed_value_streams(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: '{"name": "Ida Lund", "age": 47}'
+async def test_a_typed_value_streams(server: FakeServer) -> None:
+    server.script = lambda text, op: '{"name": "Ida Lund", "age": 47}'
 
     @rl.function
     def extract(s):

@@ -20,7 +20,7 @@ from rootlace.client.connection import IO_THREAD, Outbox, Packed
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 
@@ -32,14 +32,14 @@ def straight(s, question):
 
 
 def test_a_straight_line_program_is_one_message_and_one_round_trip(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     counters = backend.connect().counters
     before = counters.messages_sent, counters.round_trips
     state = straight.run("why?")
     assert counters.messages_sent - before[0] == 1
     assert counters.round_trips - before[1] == 1
-    assert [type(op).__name__ for op in gateway.ops[1:]] == [
+    assert [type(op).__name__ for op in server.ops[1:]] == [
         "Open", "Append", "Generate", "Append", "Generate", "Append", "Generate", "Select", "Close",
     ]  # fmt: skip
     assert state.text() == (
@@ -49,13 +49,13 @@ def test_a_straight_line_program_is_one_message_and_one_round_trip(
     assert counters.round_trips - before[1] == 1
 
 
-def test_token_ids_go_as_they_are(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+def test_token_ids_go_as_they_are(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
     @rl.function
     def told(s, tokens):
         s += rl.ids(tokens) + "and" + rl.ids([]) + rl.ids([9]) + rl.gen("x")
 
     state = told.run([5, 6])
-    appended = [part for op in gateway.ops if isinstance(op, protocol.Append) for part in op.parts]
+    appended = [part for op in server.ops if isinstance(op, protocol.Append) for part in op.parts]
     assert appended == [
         protocol.Tokens((5, 6)),
         protocol.Text("and"),
@@ -65,7 +65,7 @@ def test_token_ids_go_as_they_are(gateway: FakeGateway, backend: rl.RuntimeEndpo
 
 
 def test_a_read_costs_one_round_trip_and_waits_for_nothing_behind_it(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     @rl.function
     def reading(s):
@@ -81,7 +81,7 @@ def test_a_read_costs_one_round_trip_and_waits_for_nothing_behind_it(
 
 
 def test_forks_run_side_by_side_without_threads_or_waiting(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     threads = threading.active_count()
 
@@ -92,7 +92,7 @@ def test_forks_run_side_by_side_without_threads_or_waiting(
         forks += lambda i: f" {i}:" + rl.gen("tip")
         forks.join()
         assert threading.active_count() <= threads  # threads of earlier tests may end
-        assert not gateway.sent(protocol.Generate)  # the program has not waited for a value
+        assert not server.sent(protocol.Generate)  # the program has not waited for a value
         s += " end" + rl.gen("end")
 
     counters = backend.connect().counters
@@ -100,7 +100,7 @@ def test_forks_run_side_by_side_without_threads_or_waiting(
     state = tree.run()
     assert counters.messages_sent - before == 1
     assert len(state["tip"]) == 50 and len(set(state["tip"])) == 50
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 def test_a_new_connection_has_nothing_to_repeat_and_sends_no_half_filled_frame() -> None:
@@ -126,7 +126,7 @@ def test_a_new_connection_has_nothing_to_repeat_and_sends_no_half_filled_frame()
 
 
 def test_concatenate_and_append_needs_no_round_trip(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     @rl.function
     def both(s):
@@ -143,19 +143,19 @@ def test_concatenate_and_append_needs_no_round_trip(
     seen = "Facts." + state.text()[len("Facts.") : state.text().index(" So")]
     assert state.text().startswith("Facts. One w") and " Two w" in state.text()
 
-    from tests.frontend.fake_gateway import default_script
+    from tests.frontend.fake_server import default_script
 
-    assert state["conclusion"] == default_script(seen + " So", gateway.sent(protocol.Generate)[0])
-    eventually(lambda: gateway.open_branches == 0)
+    assert state["conclusion"] == default_script(seen + " So", server.sent(protocol.Generate)[0])
+    eventually(lambda: server.open_branches == 0)
     # The forks are closed once the join has their text; no reader waits for that message.
     assert counters.messages_sent - before[0] == 2
-    assert all(isinstance(op, protocol.Close) for op in gateway.ops[-2:])
+    assert all(isinstance(op, protocol.Close) for op in server.ops[-2:])
 
 
 def test_dropped_forks_are_cancelled_and_closed(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
-    gateway.hold()
+    server.hold()
 
     @rl.function
     def wasteful(s):
@@ -169,13 +169,11 @@ def test_dropped_forks_are_cancelled_and_closed(
 
     state = wasteful.run()
     assert state.ret_value == 7 and state.text() == "xdone"
-    eventually(lambda: gateway.open_branches == 0)
-    assert len(gateway.sent(protocol.Cancel)) == 3
+    eventually(lambda: server.open_branches == 0)
+    assert len(server.sent(protocol.Cancel)) == 3
 
 
-def test_children_outlive_a_dropped_parent(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
-) -> None:
+def test_children_outlive_a_dropped_parent(server: FakeServer, backend: rl.RuntimeEndpoint) -> None:
     @rl.function
     def beam(s):
         s += "x"
@@ -191,15 +189,15 @@ def test_children_outlive_a_dropped_parent(
 
     assert beam.run()["best"].count("/0") == 3
     gc.collect()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
 def test_a_connection_closed_in_the_thread_of_another_does_not_hold_it_up(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, backend: rl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The garbage collector closes unreferenced connections in any thread."""
-    others = [rl.RuntimeEndpoint(gateway.address) for _ in range(3)]
-    name = f"{IO_THREAD} {gateway.address}"
+    others = [rl.RuntimeEndpoint(server.address) for _ in range(3)]
+    name = f"{IO_THREAD} {server.address}"
     threads = [thread for thread in threading.enumerate() if thread.name == name]
     assert len(threads) == 4
     joined: list[str] = []
@@ -304,7 +302,7 @@ def test_an_endpoint_is_pickled_as_its_address(backend: rl.RuntimeEndpoint) -> N
 
 
 def test_state_is_readable_but_closed_after_the_run(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     state = straight.run("why?")
     assert "first" in state and "nothing" not in state
@@ -315,8 +313,8 @@ def test_state_is_readable_but_closed_after_the_run(
     assert state.error() is None
 
 
-def test_several_threads_share_one_connection(gateway: FakeGateway) -> None:
-    endpoint = rl.RuntimeEndpoint(gateway.address)
+def test_several_threads_share_one_connection(server: FakeServer) -> None:
+    endpoint = rl.RuntimeEndpoint(server.address)
     results: dict[int, str] = {}
 
     def work(number: int) -> None:
@@ -332,7 +330,7 @@ def test_several_threads_share_one_connection(gateway: FakeGateway) -> None:
     assert len(results) == 40
     for key, text in results.items():
         assert text == straight.run(f"{key // 100}-{key % 100}", backend=endpoint).text()
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
     endpoint.close()
 
 
@@ -370,7 +368,7 @@ def test_followers_that_come_and_go_at_once_lose_nobody() -> None:
 
 
 def test_the_adapter_of_a_program_and_of_its_forks(
-    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+    server: FakeServer, backend: rl.RuntimeEndpoint
 ) -> None:
     @rl.function
     def forking(s, word):
@@ -379,8 +377,8 @@ def test_the_adapter_of_a_program_and_of_its_forks(
             fork += rl.gen("x")
 
     def opened() -> list[str | None]:
-        found = [op.adapter for op in gateway.ops if isinstance(op, protocol.Open)]
-        gateway.ops.clear()
+        found = [op.adapter for op in server.ops if isinstance(op, protocol.Open)]
+        server.ops.clear()
         return found
 
     forking.run("b", adapter="formal")

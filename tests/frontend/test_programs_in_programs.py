@@ -6,7 +6,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.wire import protocol
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -25,8 +25,8 @@ async def ask_async(s, question):
     return await s["answer"]
 
 
-def test_it_writes_there_and_keeps_its_variables_to_itself(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: f"[{text.count('user')}]"
+def test_it_writes_there_and_keeps_its_variables_to_itself(server: FakeServer) -> None:
+    server.script = lambda text, op: f"[{text.count('user')}]"
 
     @rl.function
     def talk(s):
@@ -42,12 +42,12 @@ def test_it_writes_there_and_keeps_its_variables_to_itself(gateway: FakeGateway)
     assert [message["role"] for message in state.messages()] == [
         "system", "user", "assistant", "user", "assistant",
     ]  # fmt: skip
-    params = [op.params for op in gateway.sent(protocol.Generate)]
+    params = [op.params for op in server.sent(protocol.Generate)]
     assert [(each.temperature, each.max_tokens) for each in params] == [(0.0, 7), (1.0, 9)]
-    assert len(gateway.sent(protocol.Open)) == 1
+    assert len(server.sent(protocol.Open)) == 1
 
 
-def test_its_forks_and_its_failures_are_those_of_the_state(gateway: FakeGateway) -> None:
+def test_its_forks_and_its_failures_are_those_of_the_state(server: FakeServer) -> None:
     @rl.function
     def tips(s):
         with s.fork(2) as forks:
@@ -89,7 +89,7 @@ async def test_async_programs_await_it() -> None:
         ordinary.run()
 
 
-def test_its_text_belongs_to_the_constant_prefix(gateway: FakeGateway) -> None:
+def test_its_text_belongs_to_the_constant_prefix(server: FakeServer) -> None:
     @rl.function
     def rules(s):
         s += rl.system("Be kind.")
@@ -103,8 +103,8 @@ def test_its_text_belongs_to_the_constant_prefix(gateway: FakeGateway) -> None:
     assert trace.prefix == "SYSTEM:Be kind.\nUSER:"
     assert [node.kind for node in trace.root.nodes] == ["call", "role", "value", "role"]
     outer.run_batch([{"question": "a"}, {"question": "b"}])
-    assert len(gateway.sent(protocol.Prefill)) == 1
-    prefix = next(op for op in gateway.sent(protocol.Append))
+    assert len(server.sent(protocol.Prefill)) == 1
+    prefix = next(op for op in server.sent(protocol.Append))
     assert "".join(part.text for part in prefix.parts) == "<s><|system|>Be kind.<|end|><|user|>"
 
 
@@ -123,7 +123,7 @@ def test_a_state_is_a_mapping_of_its_variables() -> None:
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_fork_chosen_inside_outlives_the_inner_state(gateway: FakeGateway, chosen: bool) -> None:
+def test_a_fork_chosen_inside_outlives_the_inner_state(server: FakeServer, chosen: bool) -> None:
     @rl.function
     def inner(s):
         s += "x"
@@ -145,4 +145,4 @@ def test_a_fork_chosen_inside_outlives_the_inner_state(gateway: FakeGateway, cho
         return s["more"]
 
     assert outer.run().ret_value
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)

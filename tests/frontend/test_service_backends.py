@@ -26,7 +26,7 @@ from rootlace.wire.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
@@ -410,13 +410,13 @@ def test_a_backend_for_tests_tells_images_apart() -> None:
 
 
 def test_models_that_read_text_only_refuse_images_at_the_line(tmp_path: Path) -> None:
-    gateway = FakeGateway(tmp_path)
-    endpoint = rl.RuntimeEndpoint(gateway.address)
+    server = FakeServer(tmp_path)
+    endpoint = rl.RuntimeEndpoint(server.address)
     with pytest.raises(rl.ProgramError, match="fake reads text only; OpenAIBackend") as caught:
         look(PNG).run(backend=endpoint)
     assert (caught.value.filename, caught.value.what) == (__file__, "image()")
     endpoint.close()
-    gateway.stop()
+    server.stop()
 
 
 def test_what_is_no_image() -> None:

@@ -14,21 +14,21 @@ import pytest
 
 import rootlace as sgl
 from rootlace.wire import protocol
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_behind(gateway: FakeGateway, backend: sgl.RuntimeEndpoint) -> Any:
+def nothing_stays_behind(server: FakeServer, backend: sgl.RuntimeEndpoint) -> Any:
     yield
-    eventually(lambda: gateway.open_branches == 0)
+    eventually(lambda: server.open_branches == 0)
 
 
-def test_few_shot_questions(gateway: FakeGateway) -> None:
+def test_few_shot_questions(server: FakeServer) -> None:
     capitals = {"Spain": " Madrid\nQ: next", "Peru": " Lima\n", "Chad": " N'Djamena"}
-    gateway.script = lambda text, op: capitals[re.findall(r"of (\w+)\?\nA:$", text)[-1]]
+    server.script = lambda text, op: capitals[re.findall(r"of (\w+)\?\nA:$", text)[-1]]
 
     @sgl.function
     def few_shot_qa(s, question):
@@ -47,25 +47,25 @@ def test_few_shot_questions(gateway: FakeGateway) -> None:
         num_threads=2,
     )
     assert [s["answer"].strip() for s in states] == ["Lima", "N'Djamena", "Madrid"]
-    assert {op.params.temperature for op in gateway.sent(protocol.Generate)} == {0}
+    assert {op.params.temperature for op in server.sent(protocol.Generate)} == {0}
 
 
-def test_defaults_of_the_run_apply_where_gen_is_silent(gateway: FakeGateway) -> None:
+def test_defaults_of_the_run_apply_where_gen_is_silent(server: FakeServer) -> None:
     @sgl.function
     def program(s):
         s += "x" + sgl.gen("a") + sgl.gen("b", max_tokens=7, temperature=0.5, stop=["!"])
 
     program.run()
     program.run(max_new_tokens=99, temperature=0, top_p=0.9, stop="\n", ignore_eos=True)
-    first, _, third, fourth = [op.params for op in gateway.sent(protocol.Generate)]
+    first, _, third, fourth = [op.params for op in server.sent(protocol.Generate)]
     assert (first.max_tokens, first.temperature, first.stop) == (128, 1.0, ())
     assert (third.max_tokens, third.temperature, third.stop) == (99, 0, ("\n",))
     assert (third.top_p, third.ignore_eos) == (0.9, True)
     assert (fourth.max_tokens, fourth.temperature, fourth.stop) == (7, 0.5, ("!",))
 
 
-def test_multi_turn_chat(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: f"reply {text.count('<|assistant|>')}"
+def test_multi_turn_chat(server: FakeServer) -> None:
+    server.script = lambda text, op: f"reply {text.count('<|assistant|>')}"
 
     @sgl.function
     def conversation(s, first, second):
@@ -92,8 +92,8 @@ def test_multi_turn_chat(gateway: FakeGateway) -> None:
     assert state.text().startswith("<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>")
 
 
-def test_select_and_its_meta_information(gateway: FakeGateway) -> None:
-    gateway.chooser = lambda text, op: 1 if "Rome is in France" in text else 0
+def test_select_and_its_meta_information(server: FakeServer) -> None:
+    server.chooser = lambda text, op: 1 if "Rome is in France" in text else 0
 
     @sgl.function
     def true_or_false(s, statement):
@@ -107,13 +107,13 @@ def test_select_and_its_meta_information(gateway: FakeGateway) -> None:
     meta = state.get_meta_info("truth")
     assert meta["normalized_prompt_logprobs"] == [-2.0, -1.0]
     assert meta["input_token_logprobs"][1] == [(-1.0, 1, " false")]
-    methods = [op.method for op in gateway.sent(protocol.Select)]
+    methods = [op.method for op in server.sent(protocol.Select)]
     assert methods == ["token_length_normalized", "greedy_token_selection"]
 
 
-def test_typed_and_constrained_generation(gateway: FakeGateway) -> None:
+def test_typed_and_constrained_generation(server: FakeServer) -> None:
     values = {"str": '"Lima"', "int": "42\n", "float": "3.5 ", "bool": "True"}
-    gateway.script = lambda text, op: values.get(op.name, "10.0.0.1")
+    server.script = lambda text, op: values.get(op.name, "10.0.0.1")
 
     @sgl.function
     def typed(s):
@@ -126,7 +126,7 @@ def test_typed_and_constrained_generation(gateway: FakeGateway) -> None:
     assert (int(state["int"]), float(state["float"]), state["bool"]) == (42, 3.5, "True")
     state["int"] = int(state["int"])
     assert state["int"] == 42
-    ops = {op.name: op for op in gateway.sent(protocol.Generate)}
+    ops = {op.name: op for op in server.sent(protocol.Generate)}
     for name in ("str", "int", "float", "bool"):
         assert ops[name].constraint.kind == "regex"
         assert re.fullmatch(ops[name].constraint.source, values[name])
@@ -135,8 +135,8 @@ def test_typed_and_constrained_generation(gateway: FakeGateway) -> None:
     assert json.loads(ops["object"].constraint.source) == {"type": "object"}
 
 
-def test_var_scope(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: {"name": '"Rome"', "size": "12"}[op.name]
+def test_var_scope(server: FakeServer) -> None:
+    server.script = lambda text, op: {"name": '"Rome"', "size": "12"}[op.name]
 
     @sgl.function
     def city(s):
@@ -151,7 +151,7 @@ def test_var_scope(gateway: FakeGateway) -> None:
     assert state["json"] == '{"name": "Rome", "size": 12}'
 
 
-def test_var_scope_is_entered_again(gateway: FakeGateway) -> None:
+def test_var_scope_is_entered_again(server: FakeServer) -> None:
     @sgl.function
     def program(s):
         scope = s.var_scope("last")
@@ -164,8 +164,8 @@ def test_var_scope_is_entered_again(gateway: FakeGateway) -> None:
     assert state.text() == "ab"
 
 
-def test_reading_in_the_middle_and_a_tool(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: "6*7)=" if text.endswith("calculate(") else " done"
+def test_reading_in_the_middle_and_a_tool(server: FakeServer) -> None:
+    server.script = lambda text, op: "6*7)=" if text.endswith("calculate(") else " done"
 
     @sgl.function
     def tool_use(s, question):
@@ -180,8 +180,8 @@ def test_reading_in_the_middle_and_a_tool(gateway: FakeGateway) -> None:
     assert state.text() == "How much is it? calculate(6*7) = 42. done"
 
 
-def test_parallel_reading_of_contexts(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: " Noah" if "Statement 1: Noah is" in text else " nobody"
+def test_parallel_reading_of_contexts(server: FakeServer) -> None:
+    server.script = lambda text, op: " Noah" if "Statement 1: Noah is" in text else " nobody"
 
     @sgl.function
     def parallel_reading(s, question, contexts):
@@ -197,8 +197,8 @@ def test_parallel_reading_of_contexts(gateway: FakeGateway) -> None:
     assert state.text() == expected + "Question: Who?\nAnswer: Noah"
 
 
-def test_samples(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: [f" {i}" for i in range(op.params.n)]
+def test_samples(server: FakeServer) -> None:
+    server.script = lambda text, op: [f" {i}" for i in range(op.params.n)]
 
     @sgl.function
     def sampled(s):
@@ -209,7 +209,7 @@ def test_samples(gateway: FakeGateway) -> None:
     assert [meta["completion_tokens"] for meta in state.get_meta_info("many")] == [2, 2, 2]
 
 
-def test_bind(gateway: FakeGateway) -> None:
+def test_bind(server: FakeServer) -> None:
     @sgl.function
     def greet(s, greeting, name, mark="!"):
         s += greeting + ", " + name + mark + sgl.gen("x")
@@ -225,8 +225,8 @@ def test_bind(gateway: FakeGateway) -> None:
     ]
 
 
-def test_streaming(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: "one two three"
+def test_streaming(server: FakeServer) -> None:
+    server.script = lambda text, op: "one two three"
 
     @sgl.function
     def qa(s, question):
@@ -246,14 +246,14 @@ def test_streaming(gateway: FakeGateway) -> None:
     assert "".join(qa.stream(question="Why?")) == state.text()
 
 
-def test_logprobs(gateway: FakeGateway) -> None:
+def test_logprobs(server: FakeServer) -> None:
     @sgl.function
     def program(s):
         s += "x" + sgl.gen("a", return_logprob=True, top_logprobs_num=2, logprob_start_len=0)
         s += sgl.gen("b", logprobs=True, top_logprobs=3)
 
     state = program.run()
-    first, second = [op.params for op in gateway.sent(protocol.Generate)]
+    first, second = [op.params for op in server.sent(protocol.Generate)]
     assert (first.logprobs, first.top_logprobs, first.prompt_logprobs_from) == (True, 2, 0)
     assert (second.logprobs, second.top_logprobs, second.prompt_logprobs_from) == (True, 3, None)
     meta = state.get_meta_info("a")
@@ -262,7 +262,7 @@ def test_logprobs(gateway: FakeGateway) -> None:
     assert meta["completion_tokens"] == len(state["a"])
 
 
-def test_copy_and_set_var(gateway: FakeGateway) -> None:
+def test_copy_and_set_var(server: FakeServer) -> None:
     @sgl.function
     def program(s):
         s += "x"
@@ -279,7 +279,7 @@ def test_copy_and_set_var(gateway: FakeGateway) -> None:
     assert state["length"] == len("x attempt" + state["tried"][0])
 
 
-def test_printing_a_state_shows_its_text(gateway: FakeGateway) -> None:
+def test_printing_a_state_shows_its_text(server: FakeServer) -> None:
     @sgl.function
     def program(s):
         s += "x"
@@ -293,8 +293,8 @@ def test_printing_a_state_shows_its_text(gateway: FakeGateway) -> None:
     assert "a" not in repr(state).partition("variables=")[2]
 
 
-def test_flush_and_info(gateway: FakeGateway) -> None:
+def test_flush_and_info(server: FakeServer) -> None:
     sgl.flush_cache()
-    assert gateway.flushes == 1
+    assert server.flushes == 1
     info = sgl.get_server_info()
     assert info is not None and info["model"]["name"] == "fake"

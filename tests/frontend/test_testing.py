@@ -13,7 +13,7 @@ import rootlace as rl
 from rootlace.client.endpoint import endpoint_of
 from rootlace.testing import Recorded, Scripted, plugin
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 
 
 @dataclass
@@ -202,10 +202,10 @@ def test_calls_that_no_model_could_write_are_refused() -> None:
 
 
 def test_what_was_recorded_is_said_again(
-    backend: rl.RuntimeEndpoint, gateway: FakeGateway, tmp_path: Path
+    backend: rl.RuntimeEndpoint, server: FakeServer, tmp_path: Path
 ) -> None:
     counter = iter(range(100))
-    gateway.script = lambda text, op: f"{next(counter)}: {len(text)}"
+    server.script = lambda text, op: f"{next(counter)}: {len(text)}"
     path = tmp_path / "folder" / "talk.json"
 
     def talk(on) -> list[str]:
@@ -214,11 +214,11 @@ def test_what_was_recorded_is_said_again(
         return [*(run.text() for run in runs), streamed]
 
     recorded = talk(Recorded(path, backend))
-    gateway.stop()
+    server.stop()
     assert talk(Recorded(path)) == recorded
     assert recorded[0] != recorded[1]  # two requests, two answers
     replayed = Recorded(path)
-    assert replayed.model_info == gateway.model
+    assert replayed.model_info == server.model
     with pytest.raises(rl.ProgramError, match="has no answer to 'label' after"):
         triage.run("another", backend=replayed)
 
@@ -235,7 +235,7 @@ def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- pytest
 
 
-def test_the_plugin(tmp_path: Path, backend: rl.RuntimeEndpoint, gateway: FakeGateway) -> None:
+def test_the_plugin(tmp_path: Path, backend: rl.RuntimeEndpoint, server: FakeServer) -> None:
     inner = tmp_path
     (inner / "test_inner.py").write_text(
         "import rootlace as rl\n"
@@ -257,8 +257,8 @@ def test_the_plugin(tmp_path: Path, backend: rl.RuntimeEndpoint, gateway: FakeGa
 
     assert run() == 1  # nothing is recorded yet
     assert endpoint_of() is backend  # restored after the tests
-    assert run("--rootlace-record", gateway.address) == 0
-    gateway.stop()
+    assert run("--rootlace-record", server.address) == 0
+    server.stop()
     assert run() == 0
 
 

@@ -17,13 +17,13 @@ from rootlace.testing import Scripted
 from rootlace.timeline import Span
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
-from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.fake_server import FakeServer
 from tests.waiting import eventually
 
 TIMING = protocol.Timing(0.25, 1.0, 3.0, ((1.0, 1), (2.0, 5), (3.0, 6)))
 
 
-class Measuring(FakeGateway):
+class Measuring(FakeServer):
     """Reports three seconds and forced tokens 1 to 3 for each generation."""
 
     def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event] | None:
@@ -156,13 +156,13 @@ async def test_async_programs_and_tools() -> None:
     assert found["tool half"].state == "failed" and "odd" in found["tool half"].text
 
 
-def test_what_failed_and_what_was_cancelled(gateway: FakeGateway, backend: Any) -> None:
+def test_what_failed_and_what_was_cancelled(server: FakeServer, backend: Any) -> None:
     def script(text: str, op: protocol.Generate) -> str:
         if op.name == "bad":
             raise InvalidRequest("no such thing")
         return "x"
 
-    gateway.script = script
+    server.script = script
 
     @rl.function
     def program(s):
@@ -176,7 +176,7 @@ def test_what_failed_and_what_was_cancelled(gateway: FakeGateway, backend: Any) 
     assert "no such thing" in timeline.error
 
 
-def test_what_still_runs(gateway: FakeGateway, backend: Any) -> None:
+def test_what_still_runs(server: FakeServer, backend: Any) -> None:
     seen = []
 
     @rl.function
@@ -184,10 +184,10 @@ def test_what_still_runs(gateway: FakeGateway, backend: Any) -> None:
         s += "a" + rl.gen("x")
         seen.append(s.trace())
 
-    gateway.hold()
+    server.hold()
     state = program.run(stream=True)
     eventually(lambda: bool(seen))
-    gateway.release()
+    server.release()
     state.sync()
     assert [span.state for span in seen[0].spans] == ["running"]
     assert [span.state for span in state.trace().spans] == ["done"]

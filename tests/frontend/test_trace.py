@@ -7,7 +7,7 @@ import pytest
 import rootlace as rl
 from rootlace.trace import constant_prefix
 from rootlace.wire.protocol import Text
-from tests.frontend.fake_gateway import CHAT
+from tests.frontend.fake_server import CHAT
 
 
 @rl.function

@@ -67,8 +67,8 @@ class Pair:
         self.dispatch = Dispatch(2, INFO, lambda at: None, prefill=1)
         self.clients = self.decoder, self.prefiller = Client(), Client()
         self.handover = Handover(Apart(1, 100, 1 << 20), self.dispatch, self.clients, 16)  # type: ignore[arg-type]
-        digests = PrefixDigests().told("", tokens, 16)[: len(told_blocks(0, held))]
-        self.dispatch.told(0, CacheChanged(1, digests, np.empty(0, np.uint64), True))
+        digests = PrefixDigests().reported("", tokens, 16)[: len(told_blocks(0, held))]
+        self.dispatch.reported(0, CacheChanged(1, digests, np.empty(0, np.uint64), True))
         fields = {"params": SamplingParams(max_tokens=9, seed=1), **fields}
         self.request = EngineRequest(1, tokens, **fields)
         self.heard: list[EngineOutput] = []

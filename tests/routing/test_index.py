@@ -68,7 +68,7 @@ def test_replicas_match_as_far_as_they_hold(seed: int) -> None:
 
 
 def test_it_is_bounded() -> None:
-    index = PrefixIndex(most=3)
+    index = PrefixIndex(limit=3)
     index.add(0, array([1, 2, 3, 4]))
     index.add(1, array([1, 4]))
     assert len(index) == 3
@@ -80,7 +80,7 @@ def test_it_is_bounded() -> None:
 
 
 def test_a_bucket_that_is_full_takes_no_more() -> None:
-    index = PrefixIndex(most=1000)
+    index = PrefixIndex(limit=1000)
     same = array(int(index._buckets) * n for n in range(1, 40))
     index.add(0, same[:16])
     index.add(0, same[16:])
@@ -228,14 +228,14 @@ def test_what_is_told_by_those_that_are_swept_takes_bounded_room(
     index = _being_swept(monkeypatch)
     for at in range(50, 90):
         index.apply(0, change({at}, set(range(50, at))))
-        assert index._told == sum(len(one.digests) for one in index._news) <= 4096
-        assert index._told_later == sum(len(one.digests) for one in index._later) <= 100
+        assert index._count == sum(len(one.digests) for one in index._news) <= 4096
+        assert index._count_later == sum(len(one.digests) for one in index._later) <= 100
     assert index.match(array([89])) == [(1, 1)] and index.match(array([50])) == []
 
 
 def test_where_there_are_too_many_sets_nobody_is_said_to_hold_what_it_does_not() -> None:
     index = PrefixIndex(100)
-    index._holders = HolderSets(most=4)  # the empty one, and three
+    index._holders = HolderSets(limit=4)  # the empty one, and three
     index.add(0, array([1, 2, 3]))
     index.add(1, array([2, 3]))
     index.add(2, array([3, 4]))

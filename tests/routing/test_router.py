@@ -22,7 +22,7 @@ def tokens(*parts: tuple[int, int]) -> np.ndarray:
 
 
 def holds(prompt: np.ndarray) -> Change:
-    digests = PrefixDigests().told("", prompt, BLOCK)
+    digests = PrefixDigests().reported("", prompt, BLOCK)
     return Change(digests, np.empty(0, np.uint64), blocks=len(prompt) // BLOCK)
 
 

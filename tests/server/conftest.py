@@ -68,28 +68,28 @@ def compiler() -> GrammarCompiler:
 @asynccontextmanager
 async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield an HTTP client of a served gateway."""
-    gateway, _ = make_gateway(tokenizer, eos=(2,))
-    runner = make_runner(gateway)
+    model, _ = make_model(tokenizer, eos=(2,))
+    runner = make_runner(model)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with aiohttp.ClientSession(address) as session:
         yield session
     await runner.cleanup()
-    gateway.close()
+    model.close()
 
 
 @dataclass
 class Client:
     """A session, with all events that it sent."""
 
-    gateway: ServedModel
+    model: ServedModel
     engine: FakeEngine
     session: Session = field(init=False)
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.session = Session(self.gateway, self.events.extend)
+        self.session = Session(self.model, self.events.extend)
 
     def send(self, *ops: Op) -> None:
         self.session.handle(list(ops))
@@ -118,7 +118,7 @@ class Client:
             await asyncio.sleep(0)
 
 
-def make_gateway(
+def make_model(
     tokenizer: Tokenizer,
     engine: FakeEngine | None = None,
     eos: Iterable[int] = (),
@@ -136,12 +136,12 @@ def client(stories: Tokenizer) -> Callable[..., Client]:
     """Makes a client of a new gateway (stories3M's tokenizer, `</s>` ends a text)."""
 
     def make(**options: object) -> Client:
-        gateway, engine = make_gateway(
+        model, engine = make_model(
             options.pop("tokenizer", stories),  # type: ignore[arg-type]
             options.pop("engine", None),  # type: ignore[arg-type]
             eos=(2,),
             **options,
         )
-        return Client(gateway, engine)
+        return Client(model, engine)
 
     return make

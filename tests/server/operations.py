@@ -10,7 +10,7 @@ from rootlace.wire.protocol import (
 from tests.server.conftest import Client
 
 MakeClient = Callable[..., Client]
-"""The fixture `client`: makes a client of a new gateway."""
+"""The fixture `client`: makes a client of a new served model."""
 
 
 def text(content: str, special: bool = False) -> tuple[Text, ...]:
@@ -22,7 +22,7 @@ def prompt_of(client: Client, index: int = -1) -> list[int]:
 
 
 def ids_of_words(client: Client, words: str) -> list[int]:
-    return client.gateway.tokenizer.encode_pieces((Piece(words),), previous=5)
+    return client.model.tokenizer.encode_pieces((Piece(words),), previous=5)
 
 
 def failed(client: Client, op: int) -> tuple[str, str]:

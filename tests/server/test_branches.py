@@ -39,8 +39,8 @@ async def test_a_child_starts_where_its_parent_stood(client: MakeClient) -> None
     # The child opened before the Generate runs beside it; the others wait for it.
     assert len(c.engine.running) == 2
     assert c.terminal(3) == Done(3) and c.terminal(5) is None and c.terminal(7) is None
-    assert prompt_of(c, 0) == c.gateway.tokenizer.encode("Once")
-    assert prompt_of(c, 1) == c.gateway.tokenizer.encode("Once upon")
+    assert prompt_of(c, 0) == c.model.tokenizer.encode("Once")
+    assert prompt_of(c, 1) == c.model.tokenizer.encode("Once upon")
     c.engine.paused = False
     c.engine._schedule()
     c.send(
@@ -49,7 +49,7 @@ async def test_a_child_starts_where_its_parent_stood(client: MakeClient) -> None
     )
     await c.result(10)
     await c.result(11)
-    once = c.gateway.tokenizer.encode("Once")
+    once = c.model.tokenizer.encode("Once")
     prompts = [prompt_of(c, i) for i in range(2, 4)]
     assert once + words in prompts
     assert once + words + ids_of_words(c, " later") in prompts
@@ -83,7 +83,7 @@ async def test_quotes_wait_and_take_what_was_gained_so_far(client: MakeClient) -
         Generate(8, 1),
     )
     await c.result(8)
-    assert prompt_of(c) == c.gateway.tokenizer.encode("Pets: a cat.")
+    assert prompt_of(c) == c.model.tokenizer.encode("Pets: a cat.")
     assert [e.op for e in c.events if not isinstance(e, Chunk)].index(5) < [
         e.op for e in c.events
     ].index(6)
@@ -99,7 +99,7 @@ async def test_images_break_the_branch_of_a_model_that_reads_text(client: MakeCl
 
 async def test_quoted_ids_are_spelled(client: MakeClient) -> None:
     c = client(tokenizer=load("gpt2"))
-    words = c.gateway.tokenizer.encode(" cats and dogs")
+    words = c.model.tokenizer.encode(" cats and dogs")
     c.send(
         Open(1, 1),
         Append(2, 1, text("Pets:")),
@@ -109,7 +109,7 @@ async def test_quoted_ids_are_spelled(client: MakeClient) -> None:
         Generate(6, 1),
     )
     await c.result(6)
-    assert prompt_of(c) == c.gateway.tokenizer.encode("Pets: cats and dogs!")
+    assert prompt_of(c) == c.model.tokenizer.encode("Pets: cats and dogs!")
 
 
 async def test_quotes_keep_template_text_special(client: MakeClient) -> None:
@@ -123,13 +123,13 @@ async def test_quotes_keep_template_text_special(client: MakeClient) -> None:
         Generate(6, 1),
     )
     await c.result(6)
-    special = [i for i in prompt_of(c) if c.gateway.tokenizer.is_special(i)]
-    assert special == [c.gateway.tokenizer.id_of("<|im_start|>")]
+    special = [i for i in prompt_of(c) if c.model.tokenizer.is_special(i)]
+    assert special == [c.model.tokenizer.id_of("<|im_start|>")]
 
 
 async def test_start_of_a_sequence(client: MakeClient) -> None:
     c = client()
-    tokenizer = c.gateway.tokenizer
+    tokenizer = c.model.tokenizer
     word = tokenizer.encode("Once", False)
     for n, (parts, expected) in enumerate(
         [
@@ -167,7 +167,7 @@ async def test_programs_end_with_their_last_branch(client: MakeClient) -> None:
     c.send(Close(4, 2))
     await c.result(4)
     assert len(c.engine.released) == 1
-    other = Client(c.gateway, c.engine)
+    other = Client(c.model, c.engine)
     other.send(Open(1, 1, program="p"), Close(2, 1))
     await other.result(2)
     # A program of the same name from another client is separate.
@@ -186,7 +186,7 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     for op in (30, 31, 32):
         assert failed(c, op)[0] == "cancelled" and "last ones are for others" in failed(c, op)[1]
     assert failed(c, 33) == ("invalid_request", "branch 77 is not open")
-    other = Client(c.gateway, c.engine)
+    other = Client(c.model, c.engine)
     other.send(Open(1, 1), Open(2, 2))
     assert [await other.result(1), await other.result(2)] == [Done(1), Done(2)]
     c.send(Close(20, 1))
@@ -199,4 +199,4 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     assert [c.terminal(n) for n in (24, 25)] == [Done(24), Done(25)]
     c.session.close()
     other.session.close()
-    assert not c.gateway.branches_of
+    assert not c.model.branches_of

@@ -19,7 +19,7 @@ from rootlace.wire.protocol import (
     SamplingParams,
     describe,
 )
-from tests.server.conftest import make_gateway
+from tests.server.conftest import make_model
 from tests.server.http.conftest import *  # noqa: F403 (fixtures)
 from tests.server.http.conftest import Serve
 from tests.server.operations import MakeClient, failed, prompt_of, text
@@ -41,7 +41,7 @@ async def test_a_generation_says_why_so_much_was_cached(client: MakeClient) -> N
     assert [r.report for r in c.engine.submitted] == ["own", "", "", ""]
     report, prompt = generated.facts.report, c.engine.submitted[0].token_ids.tolist()
     assert report is not None and report.reason == "differs"
-    decode = c.gateway.tokenizer.decode
+    decode = c.model.tokenizer.decode
     at = report.matched
     assert report.before == decode(prompt[:at], skip_special_tokens=False)
     assert report.goes_on == decode(prompt[at:])
@@ -61,10 +61,10 @@ async def test_a_branch_is_explained_as_it_stands(client: MakeClient) -> None:
     explained = await c.result(3)
     assert isinstance(explained, Explained)
     ids, namespace, scope = c.engine.explained[0]
-    assert ids == c.gateway.tokenizer.encode("Once upon a ti") and namespace == "tenant"
+    assert ids == c.model.tokenizer.encode("Once upon a ti") and namespace == "tenant"
     assert scope == "own"
     await c.result(5)
-    assert prompt_of(c) == c.gateway.tokenizer.encode("Once upon a time")
+    assert prompt_of(c) == c.model.tokenizer.encode("Once upon a time")
 
 
 async def test_a_server_may_keep_its_cache_to_itself(client: MakeClient) -> None:
@@ -82,8 +82,8 @@ async def ask(served: Any, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 async def test_over_http(serve: Serve, stories: Tokenizer) -> None:
-    gateway, engine = make_gateway(stories, eos=(2,))
-    served = await serve(gateway)  # type: ignore[arg-type]
+    model, engine = make_model(stories, eos=(2,))
+    served = await serve(model)  # type: ignore[arg-type]
     prompt = {"prompt": "Once upon a time there was", "max_tokens": 1}
     status, reply = await ask(served, "/v1/completions", {**prompt, "return_cache_report": True})
     assert status == 200, reply
@@ -113,8 +113,8 @@ async def test_over_http(serve: Serve, stories: Tokenizer) -> None:
 
 
 async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -> None:
-    gateway, _ = make_gateway(stories)
-    served = await serve(gateway)  # type: ignore[arg-type]
+    model, _ = make_model(stories)
+    served = await serve(model)  # type: ignore[arg-type]
     tale = " ".join(f"The {n} cats met {n + 3} dogs and {n * n} birds." for n in range(30))
     said = ""
     for name in ("Lily", "Tom"):
@@ -128,12 +128,12 @@ async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -
 
 async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: Tokenizer) -> None:
     """The report covers a completion's whole prompt: template, tools and forced calls included."""
-    gateway, engine = make_gateway(stories)
-    gateway.chat = ChatTemplate(
+    model, engine = make_model(stories)
+    model.chat = ChatTemplate(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ think }}"
         "{% if tools %}{{ tools | length }}{% endif %}"
     )
-    served = await serve(gateway)  # type: ignore[arg-type]
+    served = await serve(model)  # type: ignore[arg-type]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages = [{"role": "user", "content": "Once upon a time"}]
     for path, body in [
@@ -171,8 +171,8 @@ async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: To
 async def test_wrong_prompts_to_explain(
     serve: Serve, stories: Tokenizer, body: Any, param: str
 ) -> None:
-    gateway, _ = make_gateway(stories)
-    status, reply = await ask(await serve(gateway), "/cache/explain", body)  # type: ignore[arg-type]
+    model, _ = make_model(stories)
+    status, reply = await ask(await serve(model), "/cache/explain", body)  # type: ignore[arg-type]
     assert status == 400 and reply["error"]["param"] == param
 
 

@@ -17,7 +17,7 @@ from rootlace.runtime.server.http.chat_request import (
     calls_or_format,
     forced_call,
 )
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.tool_parsers.base import (
     DEEPSEEK,
     DEEPSEEK_31,
@@ -104,9 +104,9 @@ WRITTEN: dict[str, tuple[Format, tuple[str, str, str]]] = {
 Whole = Callable[[str], bool | None]
 
 
-def whole_of(compiler: GrammarCompiler, asked: Asked | Mapping[str, Any] | None) -> Whole:
+def whole_of(compiler: GrammarCompiler, asked: Rule | Mapping[str, Any] | None) -> Whole:
     """Return whether an answer may end behind a text; None if no answer begins so."""
-    tag = json.loads(asked.constraint.source) if isinstance(asked, Asked) else dict(asked or {})
+    tag = json.loads(asked.constraint.source) if isinstance(asked, Rule) else dict(asked or {})
     matcher = compiler.compile(structural_tag=tag).matcher()
 
     def whole(text: str) -> bool | None:
@@ -121,7 +121,7 @@ def whole_of(compiler: GrammarCompiler, asked: Asked | Mapping[str, Any] | None)
 @pytest.mark.parametrize("parallel", [None, False])
 def test_beside_a_format(compiler: GrammarCompiler, family: str, parallel: bool | None) -> None:
     form, (first, second, end) = WRITTEN[family]
-    asked = Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format")
+    asked = Rule(Constraint("json_schema", '{"type":"integer"}'), "response_format")
     choice = ToolChoice(parallel=parallel)
     whole = whole_of(compiler, calls_or_format(asked, choice, TOOLS, form))
     assert whole(first) is (not end) and whole(first + end)

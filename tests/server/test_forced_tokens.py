@@ -13,7 +13,7 @@ TEXT = " there was a little girl who lived"
 
 async def generate(c: Client, at_once: int, *, stream: bool = False, **params: object) -> Generated:
     """Generate `TEXT`, with tokens 1 to 5 marked as forced."""
-    ids = c.gateway.tokenizer.encode(TEXT, add_special_tokens=False)
+    ids = c.model.tokenizer.encode(TEXT, add_special_tokens=False)
     c.engine.script = lambda _: ids
     c.engine.tokens_per_step = at_once
     c.engine.forced = frozenset(range(1, 6))
@@ -36,7 +36,7 @@ async def test_forced_tokens_of_all_samples_count(client: MakeClient, at_once, s
         assert progress[-1][1] == len(generated.outputs[0].token_ids)
         assert list(progress) == sorted(progress) and len(set(progress)) == len(progress)
         assert progress[0][0] == generated.timing.first_token <= generated.timing.total
-        ids = c.gateway.tokenizer.encode(TEXT, add_special_tokens=False)
+        ids = c.model.tokenizer.encode(TEXT, add_special_tokens=False)
         assert usage.completion_tokens == n * len(ids)
         assert usage.forced_tokens == n * 5
 
@@ -44,10 +44,10 @@ async def test_forced_tokens_of_all_samples_count(client: MakeClient, at_once, s
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 async def test_tokens_behind_a_stop_string_do_not_count(client: MakeClient, at_once) -> None:
     c = client()
-    encode = c.gateway.tokenizer.encode
+    encode = c.model.tokenizer.encode
     kept = 0
     ids = encode(TEXT, add_special_tokens=False)
-    while "a li" not in c.gateway.tokenizer.fast.decode(ids[:kept]):
+    while "a li" not in c.model.tokenizer.fast.decode(ids[:kept]):
         kept += 1
     assert 1 < kept < len(ids), "the stop string ends inside the output"
     generated = await generate(c, at_once, stop=("a li",), stream=True, logprobs=True)

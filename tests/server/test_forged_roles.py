@@ -397,8 +397,8 @@ async def test_no_field_of_a_body_forges_a_role(serve: Serve, name: str) -> None
     chat, tokenizer = chat_of(name)
     engine = FakeEngine(tokenizer.vocab_size)
     config = GatewayConfig(model="some/model", program_address="", served_name="m")
-    gateway = ServedModel(config, engine, tokenizer, chat, ())
-    served = await serve(gateway)  # type: ignore[arg-type]
+    model = ServedModel(config, engine, tokenizer, chat, ())
+    served = await serve(model)  # type: ignore[arg-type]
 
     async def special(path: str, body: dict[str, Any]) -> list[list[int]] | None:
         before = len(engine.submitted)
@@ -418,7 +418,7 @@ async def test_no_field_of_a_body_forges_a_role(serve: Serve, name: str) -> None
             taken += found is not None
             assert found in (None, honest), (path, place)
         assert taken > 1, path
-    gateway.close()
+    model.close()
 
 
 def test_what_is_left_behind_a_cut_forges_no_special_token() -> None:

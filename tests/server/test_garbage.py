@@ -39,14 +39,14 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     seen: list[weakref.ref[object]] = []
 
     async def ask() -> None:
-        with generation.GenerationStream(c.gateway, [job], stream=fate == "streamed") as shots:
+        with generation.GenerationStream(c.model, [job], stream=fate == "streamed") as shots:
 
             def write(chunk: Chunk) -> bytes:
                 assert not shots.keeps
                 return b""
 
             if fate == "streamed":
-                shots.divert(OpenEvents(c.gateway.deliveries), write)
+                shots.divert(OpenEvents(c.model.deliveries), write)
             seen.append(weakref.ref(shots))
             seen.append(weakref.ref(shots.keep()))
             shots._kept = False

@@ -48,7 +48,7 @@ async def test_text_is_the_same_however_tokens_come(
     found = []
     for pieces, stream in ((1, False), (1, True), (3, True), (100, False), (100, True)):
         c = client()
-        words = c.gateway.tokenizer.encode(" a € b 中", add_special_tokens=False)
+        words = c.model.tokenizer.encode(" a € b 中", add_special_tokens=False)
         c.engine.tokens_per_step = pieces
         c.engine.script = lambda _, words=words: [*words, 2]  # type: ignore[misc]
         params = SamplingParams(max_tokens=50, stop=stop, no_stop_trim=no_stop_trim)
@@ -81,14 +81,14 @@ async def test_samples_have_their_own_seeds_and_the_first_continues(client: Make
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
     assert [m.params.stop_token_ids for m in c.engine.submitted] == [()] * 3
     assert generated.usage.completion_tokens == 12
-    assert generated.usage.prompt_tokens == len(c.gateway.tokenizer.encode("Once"))
+    assert generated.usage.prompt_tokens == len(c.model.tokenizer.encode("Once"))
     for index, output in enumerate(generated.outputs):
         chunks = [e for e in c.of(3) if isinstance(e, Chunk) and e.index == index]
         assert "".join(e.text for e in chunks) == output.text
         assert sum((e.token_ids for e in chunks), ()) == output.token_ids
     c.send(Generate(4, 1))
     await c.result(4)
-    assert prompt_of(c) == [*c.gateway.tokenizer.encode("Once"), *generated.outputs[0].token_ids]
+    assert prompt_of(c) == [*c.model.tokenizer.encode("Once"), *generated.outputs[0].token_ids]
 
 
 async def test_seeds_are_drawn(client: MakeClient) -> None:
@@ -105,7 +105,7 @@ async def test_what_comes_behind_a_stop_string_was_not_predicted_and_is_not_char
     used: list[tuple[str, str, int]] = []
     entry = new_key("somebody", tokens_per_minute=100)[1]
     account = Account(entry, lambda *given: used.append(given), lambda: None)
-    c.session = Session(c.gateway, c.events.extend, account=account)
+    c.session = Session(c.model, c.events.extend, account=account)
     ids = load("gpt2").encode(" one two three four five six", False)
     assert len(ids) == 6
     c.engine.script = lambda _: ids
@@ -133,7 +133,7 @@ async def test_a_prediction_has_as_many_tokens_as_fit_the_context(client: MakeCl
     await c.result(3)
     one, other = (request.prediction for request in c.engine.submitted)
     assert one is other
-    assert one.tolist() == c.gateway.tokenizer.encode(words, add_special_tokens=False)[:50]
+    assert one.tolist() == c.model.tokenizer.encode(words, add_special_tokens=False)[:50]
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -212,7 +212,7 @@ async def test_logprobs(client: MakeClient) -> None:
     assert all(t.top == ((t.token_id, -0.5, t.text),) for t in output.logprobs)
     chunks = [e for e in c.of(3) if isinstance(e, Chunk)]
     assert sum((e.logprobs for e in chunks), ()) == output.logprobs
-    prompt = c.gateway.tokenizer.encode("Once upon")
+    prompt = c.model.tokenizer.encode("Once upon")
     assert [t.token_id for t in generated.prompt_logprobs] == prompt
     assert generated.prompt_logprobs[0].logprob is None
     assert generated.prompt_logprobs[-1].logprob == score(tuple(prompt))

@@ -13,7 +13,7 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 
-def test_no_torch_in_the_gateway() -> None:
+def test_no_torch_in_the_server() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

@@ -18,7 +18,7 @@ from rootlace.runtime.server.http.chat_request import (
     calls_among_text,
     forced_call,
 )
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer, Call
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
@@ -164,7 +164,7 @@ def test_a_forced_call_behind_the_tag_of_hermes(source: str) -> None:
 def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
     form = FORMS[name]
 
-    def takes(asked: Asked, text: str) -> bool:
+    def takes(asked: Rule, text: str) -> bool:
         tag = json.loads(asked.constraint.source)
         matcher = compiler.compile(structural_tag=tag).matcher()
         taken = all(matcher.advance(compiler.vocabulary.byte_tokens[b]) for b in text.encode())

@@ -174,13 +174,13 @@ async def test_ready_tells_what_is_degraded_of_any_model(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = await make()
-    gateway = place.registry.slot("b").model
-    status = await gateway.status()
+    model = place.registry.slot("b").model
+    status = await model.status()
 
     async def told(account: object = None) -> dict[str, Any]:
         return {**status, "disk_failed": 1, "disk_working": 0}
 
-    monkeypatch.setattr(gateway, "status", told)
+    monkeypatch.setattr(model, "status", told)
     for path, degraded in (("/ready?model=a", 0), ("/ready?model=b", 1), ("/ready", 1)):
         found = (await place.ask(path))[1].get("degraded", [])
         assert len(found) == degraded, path
@@ -206,12 +206,12 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
     until_then = datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)
     assert running["name"] == "b" and until_then.total_seconds() < 1
     slot = place.registry.slot("b")
-    gateway = weakref.ref(slot.model)
+    model = weakref.ref(slot.model)
     said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})
     now += 1.0
     await until(lambda: slot.model is None and not place.registry._closing)
     gc.collect()
-    assert gateway() is None
+    assert model() is None
     assert (await place.ask(f"/v1/responses/{said[1]['id']}"))[1] == said[
         1
     ]  # the engine outlives its model
@@ -270,9 +270,9 @@ async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
     place = await make(idle_unload=0.1, hold_seconds=0.05)
     slot = place.registry.slot("b")
     assert slot.model is not None
-    gateway = weakref.ref(slot.model)
+    model = weakref.ref(slot.model)
     gc.freeze()  # a server does this after its start
-    await until(lambda: gateway() is None)
+    await until(lambda: model() is None)
 
 
 async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(

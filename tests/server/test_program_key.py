@@ -13,7 +13,7 @@ from rootlace.runtime.server.auth import public_part, read_program_key
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
-from tests.server.conftest import make_gateway
+from tests.server.conftest import make_model
 
 
 def connect(address: str) -> str:
@@ -48,13 +48,13 @@ async def overheard(port: int, client: str) -> tuple[str, bytes]:
 
 async def test_nobody_in_between_reads_what_is_said(stories: Tokenizer, tmp_path: Path) -> None:
     for key in ("", str(tmp_path / "program.key")):
-        gateway, _ = make_gateway(stories, program_address="tcp://127.0.0.1:0", program_key=key)
-        server = ProgramServer(gateway)
+        model, _ = make_model(stories, program_address="tcp://127.0.0.1:0", program_key=key)
+        server = ProgramServer(model)
         address, _, public = server.start().partition("#")
         port = int(address.rsplit(":", 1)[1])
         try:
             name, heard = await overheard(port, f"#{public}" if key else "")
-            assert name == gateway.model_info.name
+            assert name == model.model_info.name
             assert (name.encode() in heard) == (not key)
             if key:
                 # A client without encryption, or with another key, gets no answer.
@@ -65,7 +65,7 @@ async def test_nobody_in_between_reads_what_is_said(stories: Tokenizer, tmp_path
                 assert not [one for one in threading.enumerate() if address in one.name]
         finally:
             await server.stop()
-            gateway.close()
+            model.close()
 
 
 def test_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:

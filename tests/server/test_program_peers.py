@@ -270,7 +270,7 @@ async def test_a_late_message_does_not_count_for_who_has_its_descriptor_now(boun
 async def test_without_a_descriptor_nobody_is_forgotten(bound: Bound) -> None:
     connections = [bound.connect() for _ in range(2)]
     await bound.descriptors(2)
-    bound.peers._most = 1
+    bound.peers._max_peers = 1
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     late = bound.connect()
     free = next_descriptor()
@@ -313,7 +313,7 @@ async def test_a_turn_that_fails_does_not_end_the_watch(
 
         monkeypatch.setattr(w.server._socket, "look", look)
         silent = await w.ready()
-        await until(lambda: turns > 2 and w.gateway.session_count == 0)
+        await until(lambda: turns > 2 and w.model.session_count == 0)
         assert await silent.until(lambda event: isinstance(event, Failed))
         assert "could not look after" in caplog.text
 

@@ -172,4 +172,4 @@ async def test_a_drawn_choice_joins_the_branch(client: Callable[..., Client]) ->
     await c.result(50)
     text = "".join(s.choice for s in picked if isinstance(s, Selected))
     prompt = c.engine.submitted[-1].token_ids.tolist()
-    assert prompt == c.gateway.tokenizer.encode(text)
+    assert prompt == c.model.tokenizer.encode(text)

@@ -43,7 +43,7 @@ from rootlace.wire.protocol import (
     decode_events,
     encode,
 )
-from tests.server.conftest import make_gateway
+from tests.server.conftest import make_model
 from tests.server.fake_engine import FakeEngine
 from tests.waiting import soon, until
 
@@ -85,8 +85,8 @@ class Peer:
 
 
 class World:
-    def __init__(self, gateway: ServedModel, engine: FakeEngine, server: ProgramServer) -> None:
-        self.gateway, self.engine, self.server = gateway, engine, server
+    def __init__(self, model: ServedModel, engine: FakeEngine, server: ProgramServer) -> None:
+        self.model, self.engine, self.server = model, engine, server
         self.context = zmq.asyncio.Context()
         self.address = server.start()
         self.peers: list[Peer] = []
@@ -104,8 +104,8 @@ class World:
 @asynccontextmanager
 async def world(tokenizer: Tokenizer, **config: Any) -> AsyncIterator[World]:
     config = {"program_address": "tcp://127.0.0.1:0", **config}
-    gateway, engine = make_gateway(tokenizer, eos=(2,), **config)
-    here = World(gateway, engine, ProgramServer(gateway))
+    model, engine = make_model(tokenizer, eos=(2,), **config)
+    here = World(model, engine, ProgramServer(model))
     try:
         yield here
     finally:
@@ -113,7 +113,7 @@ async def world(tokenizer: Tokenizer, **config: Any) -> AsyncIterator[World]:
             peer.socket.close()
         await here.server.stop()
         here.context.term()
-        gateway.close()
+        model.close()
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ async def test_a_program(stories: Tokenizer, tmp_path: Any) -> None:
         peer = w.peer()
         welcome = await peer.hello(client="test")
         assert isinstance(welcome, Welcome)
-        assert welcome.version == PROTOCOL_VERSION and welcome.model == w.gateway.model_info
+        assert welcome.version == PROTOCOL_VERSION and welcome.model == w.model.model_info
         assert welcome.model.name == "model" and "user" in welcome.model.chat.roles
         await peer.send(Open(1, 1), Append(2, 1, (Text("Once"),)), Generate(3, 1, stream=True))
         generated = await peer.terminal(3)
@@ -135,7 +135,7 @@ async def test_a_program(stories: Tokenizer, tmp_path: Any) -> None:
         assert "".join(e.text for e in chunks) == generated.outputs[0].text
         await peer.send(Goodbye(4))
         assert await peer.terminal(4) == Done(4)
-        await until(lambda: w.gateway.session_count == 0)
+        await until(lambda: w.model.session_count == 0)
         await peer.send(Ping(5))
         assert (await peer.terminal(0)) == welcome  # the server has forgotten it
         refused = await peer.until(lambda e: isinstance(e, Failed))
@@ -148,12 +148,12 @@ async def test_an_ephemeral_port(stories: Tokenizer) -> None:
 
 
 async def test_address_that_cannot_be_bound(stories: Tokenizer) -> None:
-    gateway, _ = make_gateway(stories, program_address="tcp://256.1.1.1:x")
-    server = ProgramServer(gateway)
+    model, _ = make_model(stories, program_address="tcp://256.1.1.1:x")
+    server = ProgramServer(model)
     with pytest.raises(InvalidRequest, match="cannot listen on tcp://256"):
         server.start()
     await server.stop()
-    gateway.close()
+    model.close()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_bad_handshakes(stories: Tokenizer, frames: list[bytes], code: str
         await peer.raw(*frames)
         failed = await peer.terminal(0)
         assert isinstance(failed, Failed) and failed.code == code and failed.message
-        assert w.gateway.session_count == 0
+        assert w.model.session_count == 0
         # The same peer may try again with the key.
         await peer.send(Hello(0, PROTOCOL_VERSION, api_key="secret"))
         await peer.until(lambda e: isinstance(e, Welcome))
@@ -294,7 +294,7 @@ async def test_a_frame_of_many_operations_leaves_others_their_turn(
 
         async def watch() -> None:
             while True:
-                seen.add(here.gateway.branch_count)
+                seen.add(here.model.branch_count)
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
@@ -325,18 +325,18 @@ async def test_what_a_client_asked_for_ends_with_it(
         peer = await here.ready()
         await peer.send(Open(1, 1), Goodbye(2), *(Open(op, op) for op in range(3, 100)))
         await peer.terminal(2)
-        await until(lambda: not here.gateway.session_count)
-        assert here.gateway.branch_count == 0
+        await until(lambda: not here.model.session_count)
+        assert here.model.branch_count == 0
         assert [event.op for event in peer.events[1:]] == [1, 2]
 
         other = await here.ready()
         await other.send(*(Open(op, op) for op in range(1, 1000)))
-        await until(lambda: here.gateway.branch_count > 5)
-        assert here.gateway.branch_count < 999
+        await until(lambda: here.model.branch_count > 5)
+        assert here.model.branch_count < 999
         (connection,) = here.server._connections.values()
         here.server._drop(connection, "a test")
         await asyncio.sleep(0.01)
-        assert here.gateway.branch_count == 0 and not connection.waiting
+        assert here.model.branch_count == 0 and not connection.waiting
 
 
 def _has_ipv6() -> bool:
@@ -353,7 +353,7 @@ async def test_an_ipv6_address(stories: Tokenizer) -> None:
     async with world(stories, program_address="tcp://[::1]:0") as w:
         assert w.address.startswith("tcp://[::1]:")
         connection = await asyncio.to_thread(Connection, w.address)
-        assert connection.model == w.gateway.model_info
+        assert connection.model == w.model.model_info
         await asyncio.to_thread(connection.close)
 
 
@@ -365,7 +365,7 @@ async def test_a_client_that_disappears_is_freed(stories: Tokenizer) -> None:
         await until(lambda: bool(w.engine.running))
         peer.socket.close()
         await until(lambda: not w.engine.running)
-        assert w.gateway.session_count == 0 and w.gateway.branch_count == 0 and w.engine.released
+        assert w.model.session_count == 0 and w.model.branch_count == 0 and w.engine.released
 
 
 async def test_a_silent_client_is_freed(
@@ -377,11 +377,11 @@ async def test_a_silent_client_is_freed(
         await silent.send(Open(1, 1))
         await silent.terminal(1)
         pings = itertools.count(1)
-        while w.gateway.session_count == 2:
+        while w.model.session_count == 2:
             ping = next(pings)
             await talking.send(Ping(ping))
             await talking.terminal(ping)
-        assert w.gateway.session_count == 1 and w.gateway.branch_count == 0
+        assert w.model.session_count == 1 and w.model.branch_count == 0
         told = await silent.until(lambda e: e.op == 0 and isinstance(e, Failed))
         assert told.code == "unavailable" and "silent" in told.message
         ping = next(pings)
@@ -421,7 +421,7 @@ async def test_a_client_that_does_not_read(
             op += 2
         assert isinstance(await slow.terminal(op - 1), Generated)
         await until(lambda: not connection.backlog)
-        while w.gateway.session_count == 2:
+        while w.model.session_count == 2:
             await slow.send(Open(op, op), Generate(op + 1, op, params=params, stream=True))
             await other.send(Ping(op))
             assert await other.terminal(op) == Done(op)
@@ -438,9 +438,9 @@ async def test_a_drain_lets_programs_end(stories: Tokenizer) -> None:
         await until(lambda: bool(w.engine.running))
         assert w.server.busy
         draining = asyncio.create_task(
-            w.gateway.drain.run(lambda: w.server.busy, 1e9, asyncio.Event())
+            w.model.drain.run(lambda: w.server.busy, 1e9, asyncio.Event())
         )
-        await until(lambda: w.gateway.drain.begun)
+        await until(lambda: w.model.drain.begun)
         # Its branches may fork; new root branches and new clients are refused.
         await peer.send(Open(4, 2, parent=1), Close(5, 2))
         await idle.send(Open(1, 1), Close(2, 1))

@@ -50,7 +50,7 @@ async def test_what_need_not_wait_is_done_at_once(client: MakeClient) -> None:
 
 async def test_open_append_generate_streams(client: MakeClient) -> None:
     c = client()
-    words = c.gateway.tokenizer.encode(" there was a little girl", add_special_tokens=False)[1:]
+    words = c.model.tokenizer.encode(" there was a little girl", add_special_tokens=False)[1:]
     c.engine.script = lambda _: [*words, 2, 5, 5]
     c.send(
         Open(1, 7),
@@ -69,17 +69,17 @@ async def test_open_append_generate_streams(client: MakeClient) -> None:
     assert len(chunks) > 2
     assert "".join(e.text for e in chunks) == output.text == " there was a little girl"
     assert [i for e in chunks for i in e.token_ids] == [*words, 2]
-    assert prompt_of(c) == c.gateway.tokenizer.encode("Once upon a time,")
+    assert prompt_of(c) == c.model.tokenizer.encode("Once upon a time,")
     assert generated.usage.prompt_tokens == len(prompt_of(c))
     assert generated.usage.completion_tokens == len(words) + 1
     assert [e.op for e in c.events if not isinstance(e, Chunk)] == [1, 2, 3, 4, 5]
-    assert c.gateway.branch_count == 0
+    assert c.model.branch_count == 0
 
 
 async def test_generated_ids_are_kept(client: MakeClient) -> None:
     c = client()
     # An unusual tokenization of "hello": never replaced by the usual one.
-    ids = [c.gateway.tokenizer.id_of(x) for x in ("h", "e", "l", "l", "o")]
+    ids = [c.model.tokenizer.id_of(x) for x in ("h", "e", "l", "l", "o")]
     c.engine.script = lambda _: [i for i in ids if i is not None]
     c.send(
         Open(1, 1),
@@ -89,7 +89,7 @@ async def test_generated_ids_are_kept(client: MakeClient) -> None:
         Generate(5, 1),
     )
     await c.result(5)
-    tokenizer = c.gateway.tokenizer
+    tokenizer = c.model.tokenizer
     after = tokenizer.encode_pieces((Piece(" again"),), previous=ids[-1])
     assert prompt_of(c) == tokenizer.encode("Say") + ids + after
 
@@ -119,7 +119,7 @@ async def test_close_frees_everything(client: MakeClient) -> None:
     count = len(c.events)
     c.session.close()
     await c.settle()
-    assert not c.engine.running and c.gateway.branch_count == 0 and c.gateway.session_count == 0
+    assert not c.engine.running and c.model.branch_count == 0 and c.model.session_count == 0
     assert len(c.events) == count
     assert len(c.engine.released) == 2
     c.send(Ping(8))
@@ -139,7 +139,7 @@ async def test_operations_of_the_session(client: MakeClient) -> None:
     c.send(Open(4, 1), Goodbye(5), Ping(6))
     await c.settle()
     assert c.terminal(5) == Done(5) and c.terminal(6) is None
-    assert c.session.closed and c.gateway.branch_count == 0
+    assert c.session.closed and c.model.branch_count == 0
 
 
 async def test_long_texts_are_tokenized_in_order(client: MakeClient) -> None:
@@ -150,7 +150,7 @@ async def test_long_texts_are_tokenized_in_order(client: MakeClient) -> None:
     c.send(Open(5, 2, parent=1), Close(6, 1), Generate(7, 2))
     await until(lambda: c.terminal(7) is not None)
     assert [e.op for e in c.events if e.op in (2, 3, 4, 6)] == [2, 3, 4, 6]
-    assert prompt_of(c, 0) == c.gateway.tokenizer.encode(long)
+    assert prompt_of(c, 0) == c.model.tokenizer.encode(long)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -203,7 +203,7 @@ async def test_one_terminal_event_per_operation(client: MakeClient, seed: int) -
     )
     c.session.close()
     await c.settle()
-    assert not c.engine.running and c.gateway.branch_count == 0
+    assert not c.engine.running and c.model.branch_count == 0
 
 
 def _split(order: list[int], sent: dict[int, Op]) -> list[list[int]]:
@@ -234,7 +234,7 @@ async def test_a_key_is_told_of_its_own_counters_alone(client: MakeClient) -> No
     c = client()
     _, entry = new_key("a")
     account = Account(entry, lambda *given: None, lambda: None)
-    session = Session(c.gateway, c.events.extend, account=account)
+    session = Session(c.model, c.events.extend, account=account)
     session.handle([GetStatus(7)])
     told = await c.result(7)
     assert isinstance(told, Status) and told.values == {"branches": 0}

@@ -25,7 +25,7 @@ from rootlace.runtime.server.http.chat_request import (
     calls_or_format,
     forced_call,
 )
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.tool_parsers import tagged_arguments as tagged_parser
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
@@ -544,7 +544,7 @@ STRICT: dict[str, Any] = {
 OFFERED = [Tool("get", None, STRICT, True), Tool("now"), Tool("any", None, {"type": "object"})]
 
 
-def takes(compiler: GrammarCompiler, asked: Asked, text: str) -> bool:
+def takes(compiler: GrammarCompiler, asked: Rule, text: str) -> bool:
     """Return whether a text is a complete answer."""
     tag = json.loads(asked.constraint.source)
     matcher = compiler.compile(structural_tag=tag).matcher()
@@ -586,7 +586,7 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
     one = forced_call(ToolChoice("required", "get"), OFFERED, form, {})[1]
     among = calls_among_text(OFFERED, form, {})
     either = calls_or_format(
-        Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format"),
+        Rule(Constraint("json_schema", '{"type":"integer"}'), "response_format"),
         ToolChoice(),
         OFFERED,
         form,
@@ -708,7 +708,7 @@ def test_what_cannot_be_held(compiler: GrammarCompiler, schema: Any, place: str)
         strict = calls_among_text([Tool("now"), Tool("f", None, parameters, True)], form, {})
         with pytest.raises(InvalidConstraint, match=place) as caught:
             takes(compiler, strict, "")
-        assert strict.told(str(caught.value)).startswith(f"tool 'f': json_schema: {place}")
+        assert strict.with_tool(str(caught.value)).startswith(f"tool 'f': json_schema: {place}")
 
 
 @pytest.mark.parametrize(

@@ -43,22 +43,22 @@ async def test_a_model_is_open_once_it_has_generated(engine: FakeEngine) -> None
     await asyncio.sleep(0)
     assert not opening.done()  # seven more tokens, and the constrained text, are awaited
     engine.pause(False)
-    gateway = await opening
+    model = await opening
     free, constrained = engine.submitted
     assert free.constraint is None and constrained.constraint is not None
     assert constrained.constraint.kind == "json_schema"
-    runner = make_runner(gateway)
+    runner = make_runner(model)
     async with TestClient(TestServer(runner.app)) as client:
         assert (await client.get("/ready")).status == 200
     assert len(engine.submitted) == 2, "that it is ready had to be found out"
-    assert gateway.session_count == 0
-    await close_model(gateway)
+    assert model.session_count == 0
+    await close_model(model)
 
 
 async def test_nothing_is_generated_where_nobody_asked_for_it(engine: FakeEngine) -> None:
-    gateway = await opened(engine, warm_up=False)
+    model = await opened(engine, warm_up=False)
     assert not engine.submitted
-    await close_model(gateway)
+    await close_model(model)
 
 
 async def test_a_model_that_cannot_generate_is_not_opened(engine: FakeEngine) -> None:
@@ -84,13 +84,13 @@ async def test_a_model_without_constraints_is_opened(
 
     engine.script = script
     with caplog.at_level(logging.WARNING):
-        gateway = await opened(engine)
+        model = await opened(engine)
     assert "cannot be constrained: " in caplog.text and "no vocabulary" in caplog.text
-    await close_model(gateway)
+    await close_model(model)
 
 
 async def test_each_replica_has_something_to_do(engine: FakeEngine) -> None:
-    gateway = await opened(engine, replicas=3)
+    model = await opened(engine, replicas=3)
     prompts = [request.token_ids.tolist() for request in engine.submitted]
     assert prompts == [[0], [1], [2]] * 2, "equal prompts would all go to one"
-    await close_model(gateway)
+    await close_model(model)

@@ -119,11 +119,11 @@ class Forgets:
         self._clock = clock
         self._file = file
         self._keep = keep
-        self._told: dict[Flush | ForgetNamespace, float] = {}
+        self._sent: dict[Flush | ForgetNamespace, float] = {}
         """Map from forget to the time when it was sent, the oldest first."""
         self._down = 0
         for message in [] if file is None else file.read():
-            self._told[message] = clock()
+            self._sent[message] = clock()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Forgets:
@@ -140,12 +140,12 @@ class Forgets:
 
     def note(self, message: Flush | ForgetNamespace) -> None:
         """Note a forget that is being sent to all running engines."""
-        whole = isinstance(message, Flush) or len(self._told) >= MAX_FORGETS
+        whole = isinstance(message, Flush) or len(self._sent) >= MAX_FORGETS
         if whole:
-            self._told.clear()
+            self._sent.clear()
             message = Flush(0)  # no caller waits for the answer
-        self._told.pop(message, None)
-        self._told[message] = self._clock()
+        self._sent.pop(message, None)
+        self._sent[message] = self._clock()
         self._write(None if whole else message)
         self.drop_old()
 
@@ -157,17 +157,17 @@ class Forgets:
     def to_started(self, returned: bool) -> list[Flush | ForgetNamespace]:
         """Return forgets to send first to a started engine; `returned`: it was down before."""
         self._down -= returned
-        self._told = dict.fromkeys(self._told, self._clock())
-        return list(self._told)
+        self._sent = dict.fromkeys(self._sent, self._clock())
+        return list(self._sent)
 
     def drop_old(self) -> None:
         """Drop forgets that all engines have completed by now."""
         if self._keep:
             return
-        oldest, had = self._clock() - FORGET_SECONDS, len(self._told)
-        while not self._down and self._told and self._told[next(iter(self._told))] < oldest:
-            del self._told[next(iter(self._told))]
-        if had and not self._told:
+        oldest, had = self._clock() - FORGET_SECONDS, len(self._sent)
+        while not self._down and self._sent and self._sent[next(iter(self._sent))] < oldest:
+            del self._sent[next(iter(self._sent))]
+        if had and not self._sent:
             self._write(None)
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ class Forgets:
         if self._file is None:
             return
         try:
-            if message is None or self._file.lines >= 2 * len(self._told) + SPARE_LINES:
-                self._file.replace(list(self._told))
+            if message is None or self._file.lines >= 2 * len(self._sent) + SPARE_LINES:
+                self._file.replace(list(self._sent))
             else:
                 self._file.add(message)
         except OSError as error:

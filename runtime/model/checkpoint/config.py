@@ -133,10 +133,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(
-        cls, given: str | Path, allow_pickle: bool = False, ignored: Collection[str] = ()
+        cls, model: str | Path, allow_pickle: bool = False, ignored: Collection[str] = ()
     ) -> ModelConfig:
-        """Read the configuration of the folder or GGUF file `given`; see `of`."""
-        return replace(cls.of(model_source(given), ignored), allow_pickle=allow_pickle)
+        """Read the configuration of the folder or GGUF file `model`; see `of`."""
+        return replace(cls.of(model_source(model), ignored), allow_pickle=allow_pickle)
 
     @classmethod
     def of(cls, source: ModelSource, ignored: Collection[str] | None = ()) -> ModelConfig:
@@ -230,10 +230,10 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
 
 def _eos(source: ModelSource, config: ConfigReader, family: Family) -> tuple[int, ...]:
     """Return the ids of the tokens that end a text."""
-    own = config.get("eos_token_id", TOKENS.or_none(), family.eos_token_id)
+    named = config.get("eos_token_id", TOKENS.or_none(), family.eos_token_id)
     found = ConfigReader(source.config_file, {"eos_token_id": source.eos_token_id()})
     eos = found.get("eos_token_id", TOKENS.or_none())
-    return _ids((family.eos_token_id if own is None else own) if eos is None else eos)
+    return _ids((family.eos_token_id if named is None else named) if eos is None else eos)
 
 
 def _ids(found: int | Sequence[int] | None) -> tuple[int, ...]:

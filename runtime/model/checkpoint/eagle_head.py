@@ -126,25 +126,25 @@ def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> Hea
         config.only(key, False)
     config.only("target_hidden_size", spec.hidden_size)
     read = ModelConfig.of(HeadSource(folder, layer), ignored)
-    own, attention = read.spec, read.spec.attention
+    head, attention = read.spec, read.spec.attention
     for key, found, expected in (
-        ("num_hidden_layers", own.num_layers, 1),
-        ("hidden_size", own.hidden_size, spec.hidden_size),
-        ("vocab_size", own.vocab_size, spec.vocab_size),
-        ("tie_word_embeddings", own.tied_embeddings, False),
+        ("num_hidden_layers", head.num_layers, 1),
+        ("hidden_size", head.hidden_size, spec.hidden_size),
+        ("vocab_size", head.vocab_size, spec.vocab_size),
+        ("tie_word_embeddings", head.tied_embeddings, False),
         ("attention_bias", attention.qkv_bias or attention.output_bias, False),
-        ("mlp_bias", own.mlp.bias, False),
+        ("mlp_bias", head.mlp.bias, False),
         ("quantization_config", read.quantisation and read.quantisation.method, None),
     ):
         if found != expected:
             _refuse(file, key, found, expected)
-    if own.rope.kind not in _ROPES:
-        _refuse(file, "rope_type", own.rope.kind, " or ".join(_ROPES))
-    size = config.get("draft_vocab_size", SIZE.or_none(), None) or own.vocab_size
-    if size > own.vocab_size:
-        _refuse(file, "draft_vocab_size", size, f"at most the model's {own.vocab_size}")
+    if head.rope.kind not in _ROPES:
+        _refuse(file, "rope_type", head.rope.kind, " or ".join(_ROPES))
+    size = config.get("draft_vocab_size", SIZE.or_none(), None) or head.vocab_size
+    if size > head.vocab_size:
+        _refuse(file, "draft_vocab_size", size, f"at most the model's {head.vocab_size}")
     return HeadConfig(
-        **{**asdict(read), "spec": replace(own, max_context=spec.max_context)},
+        **{**asdict(read), "spec": replace(head, max_context=spec.max_context)},
         layers=tuple(layers),
         draft_vocab_size=size,
         norm_before_residual=config.flag("norm_before_residual", False),

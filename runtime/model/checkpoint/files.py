@@ -251,9 +251,9 @@ class Checkpoint:
             self._places[name] = _TensorPlace(file, kind.name, tensor.shape, tensor.begin, whole)
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _some(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 # Opening ------------------------------------------------------------------------------------------

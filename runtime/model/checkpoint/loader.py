@@ -63,8 +63,8 @@ class Selection(msgspec.Struct, frozen=True):
         the module. None: all rows, in the file's order."""
         if self.rows is None:
             return None
-        own = range(start, start + count)
-        return [row - start for row in self.rows if row in own]
+        here = range(start, start + count)
+        return [row - start for row in self.rows if row in here]
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -188,8 +188,8 @@ class Reader(msgspec.Struct, frozen=True):
     ) -> Dense | Quantised:
         """Cut the selection out of a module's weight, whose rows begin at `start` of its part."""
         if wanted.rows is not None:  # neighbours are in the same module
-            own = wanted.of(start, rows)
-            weight = rows_of(weight, torch.tensor(own, device=self.device))
+            places = wanted.of(start, rows)
+            weight = rows_of(weight, torch.tensor(places, device=self.device))
         if wanted.columns is not None:
             try:
                 weight = columns_of(weight, wanted.columns)
@@ -203,8 +203,8 @@ class Reader(msgspec.Struct, frozen=True):
         """Read one expert. `parts`: the parts of all experts, or of stacks of experts."""
 
         def product(which: str) -> Weight:
-            stack, own = f"experts.{which}", f"experts.{index}.{which}"
-            name = stack if stack in parts else own
+            stack, single = f"experts.{which}", f"experts.{index}.{which}"
+            name = stack if stack in parts else single
             part, wanted = parts[name], self._wanted(spec, name, parts[name])
             assert part.columns is not None
             if part.count is None:
@@ -226,17 +226,17 @@ class Reader(msgspec.Struct, frozen=True):
             if layout is not None:
                 needed = self.storage.needed(module, rows, columns)
                 names = {name: what.types for name, what in needed.items()}
-            own = {
+            parts = {
                 name.removeprefix(module): self.checkpoint.tensor(name, types)[index]
                 for name, types in names.items()
             }
             bias = self._copied(self.checkpoint.tensor(biases[at])[index]) if biases else None
             if layout is None:
-                (matrix,) = own.values()
+                (matrix,) = parts.values()
                 matrix = matrix.t() if part.transposed else matrix
                 weight: Dense | Quantised = Dense(self._copied(matrix), bias)
             else:
-                read = read_weight(layout, own, rows, columns)
+                read = read_weight(layout, parts, rows, columns)
                 weight = _placed(replace(read, bias=bias), self.device)
             found.append(self._share(weight, module, wanted, start, rows))
             start += rows

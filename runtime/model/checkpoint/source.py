@@ -49,11 +49,11 @@ def read_pooling(folder: Path) -> str:
     }
     if kinds - {*PLAIN}:
         return " and ".join(sorted(kinds - {*PLAIN}))
-    given = read_json(folder / POOLING, {})
+    config = read_json(folder / POOLING, {})
     prefix = "pooling_mode_"
-    asked = [key for key, value in given.items() if value is True]
-    modes = [key.removeprefix(prefix) for key in asked if key.startswith(prefix)]
-    named = given.get("pooling_mode")
+    chosen = [key for key, value in config.items() if value is True]
+    modes = [key.removeprefix(prefix) for key in chosen if key.startswith(prefix)]
+    named = config.get("pooling_mode")
     modes = modes or ([named] if isinstance(named, str) else [])
     return " and ".join(KNOWN.get(mode, mode) for mode in modes) or "last"
 
@@ -79,11 +79,11 @@ _RESAVE = (
 )
 
 
-def gguf_file(given: str | Path) -> Path | None:
-    """Return the GGUF file that `given` names; None if `given` names anything else, which
+def gguf_file(model: str | Path) -> Path | None:
+    """Return the GGUF file that `model` names; None if `model` names anything else, which
     `model_folder` then judges."""
     try:
-        path = Path(given).expanduser()
+        path = Path(model).expanduser()
         if not path.is_file():
             return None
         if path.suffix.lower() == ".gguf":
@@ -94,55 +94,55 @@ def gguf_file(given: str | Path) -> Path | None:
         return None
 
 
-def model_folder(given: str | Path) -> Path:
-    """Return the folder that `given` names, with a model's `config.json`. Raises `UnsupportedModel`
+def model_folder(model: str | Path) -> Path:
+    """Return the folder that `model` names, with a model's `config.json`. Raises `UnsupportedModel`
     with the finding and a remedy."""
     try:
-        return _model_folder(given, Path(given).expanduser())
+        return _model_folder(model, Path(model).expanduser())
     except (OSError, RuntimeError, ValueError) as error:  # unknown user, bad name or no permission
         why = getattr(error, "strerror", None) or error
-        raise _refusal(given, f"it cannot be looked up: {why}") from error
+        raise _refusal(model, f"it cannot be looked up: {why}") from error
 
 
-def _model_folder(given: str | Path, folder: Path) -> Path:
+def _model_folder(model: str | Path, folder: Path) -> Path:
     if not folder.is_dir():
-        raise _not_a_folder(given, folder)
+        raise _not_a_folder(model, folder)
     if (folder / "adapter_config.json").is_file() and not has_weights(folder):
         base = _base_of_adapter(folder)
         raise _refusal(
-            given,
+            model,
             f"a LoRA adapter (adapter_config.json), not a model; merge it into its base model "
             f"({base}) with merge_and_unload() of peft, and name the folder of the result",
         )
     if (folder / "config.json").is_file():
         return folder
     if any(folder.glob("*.gguf")):
-        raise _refusal(given, f"it has no config.json; {_name_one(folder)}")
+        raise _refusal(model, f"it has no config.json; {_name_one(folder)}")
     snapshots = sorted(path.parent for path in folder.glob("snapshots/*/config.json"))
     if snapshots:
         raise _refusal(
-            given, f"a folder of the Hugging Face cache; the model in it is {snapshots[-1]}"
+            model, f"a folder of the Hugging Face cache; the model in it is {snapshots[-1]}"
         )
-    raise _refusal(given, "it has no config.json, so it is not a model folder")
+    raise _refusal(model, "it has no config.json, so it is not a model folder")
 
 
-def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
+def servable_folder(model: str | Path, allow_pickle: bool = False) -> Path:
     """Return `model_folder`. Raises `UnsupportedModel` if weights or a tokenizer are missing."""
-    folder = model_folder(given)
+    folder = model_folder(model)
     stored = stored_in(folder, allow_pickle)
     if stored is None:
-        raise _no_weights(given, folder)
+        raise _no_weights(model, folder)
     parts = index_files(folder / stored) if stored in INDEXES else ()
     for name in parts:
         if not (folder / name).exists():
             raise UnsupportedModel(f"{folder / name}: the file is missing")
     check_fetched(folder / name for name in (stored, *parts, *TOKENIZERS))
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise _no_tokenizer(given, folder)
+        raise _no_tokenizer(model, folder)
     return folder
 
 
-def _no_tokenizer(given: str | Path, folder: Path) -> UnsupportedModel:
+def _no_tokenizer(model: str | Path, folder: Path) -> UnsupportedModel:
     """Say how to make a `tokenizer.json`. AutoTokenizer would only copy Mistral's file."""
     what = "others are converted with"
     cls = "AutoTokenizer"
@@ -150,7 +150,7 @@ def _no_tokenizer(given: str | Path, folder: Path) -> UnsupportedModel:
         what = f"{TEKKEN} is converted, where mistral-common and Pillow are installed, with"
         cls = "PreTrainedTokenizerFast"
     resave = _RESAVE.format(cls=cls, source=folder, target=folder)
-    return _refusal(given, f"it has neither {' nor '.join(TOKENIZERS)}; {what}: {resave}")
+    return _refusal(model, f"it has neither {' nor '.join(TOKENIZERS)}; {what}: {resave}")
 
 
 def check_fetched(files: Iterable[Path]) -> None:
@@ -193,41 +193,41 @@ def index_files(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
+def _not_a_folder(model: str | Path, path: Path) -> UnsupportedModel:
     if path.suffix.lower() == ".gguf":
-        return _refusal(given, "there is no such file")
+        return _refusal(model, "there is no such file")
     if path.is_file():
-        return _refusal(given, f"a file; name the folder it is in, {path.parent}")
-    if str(given).count("/") == 1 and not path.is_absolute() and path.parent.is_dir():
+        return _refusal(model, f"a file; name the folder it is in, {path.parent}")
+    if str(model).count("/") == 1 and not path.is_absolute() and path.parent.is_dir():
         return _refusal(
-            given,
+            model,
             "there is no such folder; it is not looked up on the Hugging Face hub because there "
             f"is a folder {path.parent} here",
         )
     return _refusal(
-        given,
+        model,
         "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B; "
         "`rootlace models` lists those that a short name is enough for)",
     )
 
 
-def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
+def _no_weights(named: str | Path, folder: Path) -> UnsupportedModel:
     pickled = sorted({*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")})
     if pickled:
         target = f"{folder.resolve().name}-safetensors"
         model = _RESAVE.format(cls="AutoModelForCausalLM", source=folder, target=target)
         allowed = "--allow-pickle (allow_pickle=True) reads the tensors, and runs no code. "
         return _refusal(
-            given,
+            named,
             f"its weights are in {pickled[0].name}: such files can run code when they are read, "
             f"so only safetensors are. {allowed if stored_in(folder, True) else ''}Convert them "
             f"with: {model} && cp -n {folder}/*token* {target}/",
         )
     if any(folder.glob("*.gguf")):
-        return _refusal(given, f"it has no safetensors files; {_name_one(folder)}")
+        return _refusal(named, f"it has no safetensors files; {_name_one(folder)}")
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     there = f" ({_some(others)}: other names are not read)" if others else ""
-    return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there{there}")
+    return _refusal(named, f"it has no weights: neither {SINGLE} nor {INDEX} is there{there}")
 
 
 def _name_one(folder: Path) -> str:
@@ -248,8 +248,8 @@ def _base_of_adapter(folder: Path) -> str:
         return "adapter_config.json names it"
 
 
-def _refusal(given: str | Path, why: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{given}: {why}")
+def _refusal(model: str | Path, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{model}: {why}")
 
 
 # Source -------------------------------------------------------------------------------------------
@@ -322,13 +322,13 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
 
     def tokenizer_config(self) -> dict[str, Any]:
         file = self.path / "tokenizer_config.json"
-        own = {} if self._pieces is None else tokenizer.tokenizer_config(self._pieces)
-        found: dict[str, Any] = own | read_json(file, {})
-        if "added_tokens_decoder" in found:
-            return found
+        read = {} if self._pieces is None else tokenizer.tokenizer_config(self._pieces)
+        config: dict[str, Any] = read | read_json(file, {})
+        if "added_tokens_decoder" in config:
+            return config
         # The map is older than the config: transformers 5 writes no map, and removes none.
         tokens = read_json(self.path / SPECIAL_TOKENS, {}).items()
-        return found | {name: token for name, token in tokens if found.get(name) is None}
+        return config | {name: token for name, token in tokens if config.get(name) is None}
 
     @cached_property
     def _pieces(self) -> Vocabulary | None:
@@ -372,12 +372,12 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         }
         method = (config.get("quantization_config") or {}).get("quant_method")
         count = _stored_numbers(self.path)
-        most = max(count, key=lambda name: count[name], default="")
+        commonest = max(count, key=lambda name: count[name], default="")
         return About(
             "safetensors" if count else "",
             architecture,
             None if method or not count else count.total(),
-            str(method or most).upper(),
+            str(method or commonest).upper(),
             stated,
         )
 
@@ -387,19 +387,19 @@ ModelSource = FolderSource | GgufSource
 `UnsupportedModel` or `InvalidRequest` if something is missing or unreadable."""
 
 
-def model_source(given: str | Path) -> ModelSource:
-    """Return the source of the model `given`. Raises `UnsupportedModel` if there is no model."""
-    file = gguf_file(given)
-    return FolderSource(model_folder(given)) if file is None else GgufSource.read(file)
+def model_source(model: str | Path) -> ModelSource:
+    """Return the source of the model `model`. Raises `UnsupportedModel` if there is no model."""
+    file = gguf_file(model)
+    return FolderSource(model_folder(model)) if file is None else GgufSource.read(file)
 
 
-def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSource:
+def servable_source(model: str | Path, allow_pickle: bool = False) -> ModelSource:
     """Return `model_source`. Raises `UnsupportedModel` if a folder lacks weights or a tokenizer."""
-    file = gguf_file(given)
+    file = gguf_file(model)
     if file is not None:
         check_fetched([file])
         return GgufSource.read(file)
-    return FolderSource(servable_folder(given, allow_pickle))
+    return FolderSource(servable_folder(model, allow_pickle))
 
 
 def _stored_numbers(folder: Path) -> Counter[str]:

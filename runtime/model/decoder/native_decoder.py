@@ -59,8 +59,8 @@ def why_not(
         )
     if not integers and kv_dtype not in ACTIVATIONS:
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
-    most = MAX_HEAD_DIM if latent is None else MAX_CACHED
-    if dim > most or dim % 2 or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
+    limit = MAX_HEAD_DIM if latent is None else MAX_CACHED
+    if dim > limit or dim % 2 or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
         return f"attention.head_dim {dim} is not supported"
     if spec.attention.scale <= 0:
         return f"attention.scale {spec.attention.scale} is not supported"
@@ -151,7 +151,7 @@ class NativeDecoder:
         """Have no token attend to the first slot of its row."""
         self._model.unseen = 1
 
-    def run(self, plan: StepPlan, given: DraftInput | None = None) -> np.ndarray:
+    def run(self, plan: StepPlan, draft: DraftInput | None = None) -> np.ndarray:
         """Copy blocks, run all layers and return the hidden states of the wanted tokens [N, H].
 
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
@@ -169,8 +169,8 @@ class NativeDecoder:
         copies = as_array(plan.copies, int32)
         # Refuse indices at which the kernels would read or write outside their arrays.
         if len(copies):
-            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
-            if copies.min() < 0 or (copies.max(axis=0) > most).any():
+            last = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
+            if copies.min() < 0 or (copies.max(axis=0) > last).any():
                 raise ValueError("a block to be copied is not in the KV cache")
         last_position = int(positions.max(initial=-1))
         if count:
@@ -224,12 +224,12 @@ class NativeDecoder:
             copies.ctypes.data,
             rows_at,
             None if adapters is None else adapters.ctypes.data,
-            None if given is None else given.residual.ctypes.data,
-            None if given is None else given.inputs.ctypes.data,
+            None if draft is None else draft.residual.ctypes.data,
+            None if draft is None else draft.inputs.ctypes.data,
             len(captured),
             captured.ctypes.data,
             None if states is None else states.ctypes.data,
-            None if given is None else given.wanted.ctypes.data,
+            None if draft is None else draft.wanted.ctypes.data,
             hidden.ctypes.data,
             None if self.nanos is None else self.nanos.ctypes.data,
         )
@@ -298,15 +298,15 @@ class NativeDecoder:
 def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
     """Return the masks' addresses, int64, 0 where everything is allowed; empty if all masks allow
     everything. The caller keeps the returned arrays as long as the addresses are in use."""
-    found = array("q", bytes(8 * len(masks)))
-    kept: list[np.ndarray] = []
+    out = array("q", bytes(8 * len(masks)))
+    arrays: list[np.ndarray] = []
     for at, mask in enumerate(masks):
         if type(mask) is MaskRow and mask.address:
-            found[at] = mask.address
+            out[at] = mask.address
         elif mask is not None:
             whole, words = np.ascontiguousarray(words_of(mask)), -(-vocab_size // 32)
             if len(whole) < words:  # tokens beyond the mask are excluded
                 whole = np.pad(whole, (0, words - len(whole)))
-            kept.append(whole)
-            found[at] = whole.ctypes.data
-    return found if any(found) else array("q"), kept
+            arrays.append(whole)
+            out[at] = whole.ctypes.data
+    return out if any(out) else array("q"), arrays

@@ -244,10 +244,10 @@ class NativeWeights:
         to.shared_gate = self._linear(layer + "shared_gate")
         alpha, limit = self._spec.experts.clamp or (0.0, 0.0)
         experts = (native.Expert * self._spec.experts.count)()
-        for number, own in enumerate(experts):
-            own.gate_up = self._linear(f"{layer}experts.{number}.gate_up")
-            own.gate_up.alpha, own.gate_up.limit = alpha, limit
-            own.down = self._linear(f"{layer}experts.{number}.down")
+        for number, expert in enumerate(experts):
+            expert.gate_up = self._linear(f"{layer}experts.{number}.gate_up")
+            expert.gate_up.alpha, expert.gate_up.limit = alpha, limit
+            expert.down = self._linear(f"{layer}experts.{number}.down")
         self._held.append(experts)
         to.experts = experts
         to.correction = self._address(layer + "correction")

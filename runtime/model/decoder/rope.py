@@ -26,77 +26,77 @@ from rootlace.runtime.model.families.spec import Rope
 def frequencies(rope: Rope, dim: int, context: int) -> tuple[torch.Tensor, float]:
     """Return the radians per position of the pairs of a head, float32 [dim / 2], and a factor for
     cos and sin. `dim`: numbers of a head. `context`: the longest context in tokens."""
-    given = rope.parameters
-    theta = float(given["rope_theta"])
+    fields = rope.parameters
+    theta = float(fields["rope_theta"])
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.kind == "linear":
-        return 1.0 / powers / given["factor"], 1.0
+        return 1.0 / powers / fields["factor"], 1.0
     if rope.kind == "llama3":
-        return _llama3(1.0 / powers, given), 1.0
+        return _llama3(1.0 / powers, fields), 1.0
     if rope.kind == "yarn":
-        return _yarn(powers, theta, given), _yarn_scaling(given)
+        return _yarn(powers, theta, fields), _yarn_scaling(fields)
     if rope.kind == "longrope":
-        return _longrope(powers, context, given), _longrope_scaling(given)
+        return _longrope(powers, context, fields), _longrope_scaling(fields)
     # `dynamic` differs only beyond the trained context, where the served context ends.
     return 1.0 / powers, 1.0
 
 
-def _llama3(plain: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+def _llama3(plain: torch.Tensor, fields: Mapping[str, Any]) -> torch.Tensor:
     """Divide slow angles by the factor, keep fast angles, and interpolate between."""
-    factor, original = given["factor"], given["original_max_position_embeddings"]
-    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    factor, original = fields["factor"], fields["original_max_position_embeddings"]
+    low, high = fields["low_freq_factor"], fields["high_freq_factor"]
     length = 2 * math.pi / plain  # positions of a full turn
-    kept = (original / length - low) / (high - low)
-    mean = (1 - kept) * plain / factor + kept * plain
+    share = (original / length - low) / (high - low)
+    mean = (1 - share) * plain / factor + share * plain
     slow, fast = length > original / low, length < original / high
     return torch.where(slow, plain / factor, torch.where(fast, plain, mean))
 
 
-def _yarn(powers: torch.Tensor, theta: float, given: Mapping[str, Any]) -> torch.Tensor:
+def _yarn(powers: torch.Tensor, theta: float, fields: Mapping[str, Any]) -> torch.Tensor:
     """Keep angles that turn often within the original context, and divide angles of less than one
     turn by the factor. A ramp over the pairs' indices lies between."""
-    dim, original = 2 * len(powers), given["original_max_position_embeddings"]
+    dim, original = 2 * len(powers), fields["original_max_position_embeddings"]
 
     def index(turns: float) -> float:
         """Return the index of the pair that makes `turns` turns within the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = index(given.get("beta_fast") or 32), index(given.get("beta_slow") or 1)
-    if given.get("truncate", True):
+    low, high = index(fields.get("beta_fast") or 32), index(fields.get("beta_slow") or 1)
+    if fields.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    kept = 1 - ramp
-    return 1.0 / (given["factor"] * powers) * (1 - kept) + 1.0 / powers * kept
+    share = 1 - ramp
+    return 1.0 / (fields["factor"] * powers) * (1 - share) + 1.0 / powers * share
 
 
-def _yarn_scaling(given: Mapping[str, Any]) -> float:
+def _yarn_scaling(fields: Mapping[str, Any]) -> float:
     def grown(weight: float) -> float:
-        factor = given["factor"]
+        factor = fields["factor"]
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    stated, above, below = (given.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
+    stated, above, below = (fields.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
     if stated is not None:
         return float(stated)
     return grown(above) / grown(below) if above and below else grown(1)
 
 
-def _longrope(powers: torch.Tensor, context: int, given: Mapping[str, Any]) -> torch.Tensor:
+def _longrope(powers: torch.Tensor, context: int, fields: Mapping[str, Any]) -> torch.Tensor:
     """Divide by a factor for each pair; sets of factors exist for original and longer contexts."""
-    longer = context > given["original_max_position_embeddings"]
-    factors = torch.tensor(given["long_factor" if longer else "short_factor"], dtype=torch.float32)
+    longer = context > fields["original_max_position_embeddings"]
+    factors = torch.tensor(fields["long_factor" if longer else "short_factor"], dtype=torch.float32)
     return 1.0 / (factors * powers)
 
 
-def _longrope_scaling(given: Mapping[str, Any]) -> float:
-    stated, factor = given.get("attention_factor"), given["factor"]
+def _longrope_scaling(fields: Mapping[str, Any]) -> float:
+    stated, factor = fields.get("attention_factor"), fields["factor"]
     if stated is not None:
         return float(stated)
     if factor <= 1:
         return 1.0
-    return math.sqrt(1 + math.log(factor) / math.log(given["original_max_position_embeddings"]))
+    return math.sqrt(1 + math.log(factor) / math.log(fields["original_max_position_embeddings"]))
 
 
 # Rope ---------------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ def chosen_context(config: ModelConfig, requested: int | None) -> int:
       `original_max_position_embeddings` (short set), unless a longer one is requested: then the
       long set serves all positions. If both sets are possible, the log names the chosen one.
     """
-    rope, most = config.spec.rope, config.spec.max_context
-    chosen = min(requested or most, most)
+    rope, longest = config.spec.rope, config.spec.max_context
+    chosen = min(requested or longest, longest)
     if rope.kind != "longrope":
         return chosen
     original = int(rope.parameters["original_max_position_embeddings"])
     if requested is None:
-        chosen = min(most, original)
-    if most <= original:
+        chosen = min(longest, original)
+    if longest <= original:
         return chosen
     if chosen > original:
         log.warning(
@@ -53,7 +53,7 @@ def chosen_context(config: ModelConfig, requested: int | None) -> int:
             "texts of every length",
             chosen,
             original,
-            most,
+            longest,
         )
     return chosen
 

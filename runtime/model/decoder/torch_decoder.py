@@ -153,9 +153,9 @@ class Mixture:
         of_experts = [group for group in groups if group[0] in self._adapted]
 
         def expert(rows: torch.Tensor, number: int, tokens: torch.Tensor) -> torch.Tensor:
-            own = _among(tokens, of_experts)
-            inner = self._activate(product(rows, f"experts.{number}.gate_up", own))
-            return product(inner, f"experts.{number}.down", own)
+            rows_of = _among(tokens, of_experts)
+            inner = self._activate(product(rows, f"experts.{number}.gate_up", rows_of))
+            return product(inner, f"experts.{number}.down", rows_of)
 
         out = added_up(x, found, self._experts.count, expert)
         if not self._experts.shared_size:
@@ -250,7 +250,7 @@ class Decoder:
     ) -> None:
         """`scales`: scaling per layer of a cache stored in few bits. `adapters`: adapters that a
         step's `AdaptedRows` may name. `ranks`: the group of all ranks, if spec and weights are one
-        rank's (`Shard.own`); logits are then those of the rank's part of the vocabulary.
+        rank's (`Shard.local_spec`); logits are then those of the rank's part of the vocabulary.
 
         Raises `UnsupportedModel` if this decoder cannot compute the model exactly, or if the
         kernels cannot multiply by its kind of weights.
@@ -400,11 +400,11 @@ class Decoder:
         return query_factors(growth, step.positions).to(self.dtype).view(-1, 1, 1)
 
     def _join(
-        self, x: torch.Tensor, residual: torch.Tensor, own: NormWeights, following: NormWeights
+        self, x: torch.Tensor, residual: torch.Tensor, norm: NormWeights, following: NormWeights
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the output x of attention or MLP, after its `own` norm, to the residual stream.
+        """Add the output x of attention or MLP, after the norm `norm`, to the residual stream.
         Return the next part's input, after the `following` norm, and the stream."""
-        x = self._normed(x, own)
+        x = self._normed(x, norm)
         weight, _ = following
         if weight is not None and self.spec.norm.kind == "rms":
             return self._kernels.add_rms_norm(x, residual, weight, self.spec.norm.eps)
@@ -498,8 +498,8 @@ class Decoder:
 
 def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Return out [T, Nq, D] as if a further key had the score `sinks` [Nq] and a value of zero."""
-    kept = torch.sigmoid(lse - sinks.float())
-    return (out.float() * kept.unsqueeze(-1)).to(out.dtype)
+    share = torch.sigmoid(lse - sinks.float())
+    return (out.float() * share.unsqueeze(-1)).to(out.dtype)
 
 
 def _own_norms(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -53,15 +53,15 @@ def packed_weights(
         return _pack(library, team, setup)[0]
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
-    asked: list[str] = [setup.executor.quantize]
+    options: list[str] = [setup.executor.quantize]
     rope = config.spec.rope
     if rope.kind == "longrope":  # the context chooses between two sets of frequencies
         longer = setup.context_length > rope.parameters["original_max_position_embeddings"]
-        asked.append(str(longer))
+        options.append(str(longer))
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:
             return _pack(library, team, setup)[0]
-        key = cache_key(config, files, library, setup.dtype, *asked)
+        key = cache_key(config, files, library, setup.dtype, *options)
     except OSError as error:  # for example, a library in a temporary file
         log.warning("packed weights are not kept for the next start: %s", error)
         return _pack(library, team, setup)[0]

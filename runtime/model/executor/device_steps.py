@@ -126,12 +126,12 @@ class DeviceSteps(Steps):
         self.eager_steps = 0
         self.automaton_rows = 0
         where = device.device
-        most = max_rows + MAX_DRAFTED
+        max_tokens = max_rows + MAX_DRAFTED
         with torch.inference_mode(), device.work():
-            self._tokens = torch.full((most,), -1, dtype=torch.int32, device=where)
-            self._logprobs = torch.zeros(most, dtype=torch.float32, device=where)
+            self._tokens = torch.full((max_tokens,), -1, dtype=torch.int32, device=where)
+            self._logprobs = torch.zeros(max_tokens, dtype=torch.float32, device=where)
             self._logits = torch.zeros(
-                most, decoder.spec.vocab_size, dtype=decoder.dtype, device=where
+                max_tokens, decoder.spec.vocab_size, dtype=decoder.dtype, device=where
             )
             buffers = HostBuffers(device, FIRST_HOST_BYTES)
             self._mixed = MixedStaging(inputs, buffers)
@@ -292,10 +292,10 @@ class DeviceSteps(Steps):
             self._copy_blocks(plan)
             return
         count = len(plan.samples)
-        given, staged = self._mixed.stage(plan, self._tokens)
+        inputs, staged = self._mixed.stage(plan, self._tokens)
         if "copy_source" in staged:
             self._copy(staged)
-        hidden = self._decoder.forward(given, self._cache)
+        hidden = self._decoder.forward(inputs, self._cache)
         if count:
             self._decoder.write_logits(hidden[:count], self._logits[:count])
         pooling = len(hidden) - sum(row.count for row in plan.pooled)
@@ -355,8 +355,8 @@ class DeviceSteps(Steps):
         """Compute scores besides sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
         vocab_size = self._decoder.spec.vocab_size
-        asked = (row.params for row in step.samples if row.params.logprobs)
-        top = max((params.top_logprobs for params in asked), default=0)
+        scored = (row.params for row in step.samples if row.params.logprobs)
+        top = max((params.top_logprobs for params in scored), default=0)
         score = self._kernels.score_tokens
         if top:
             tokens = self._tokens[: len(step.samples)]
@@ -390,8 +390,8 @@ class DeviceSteps(Steps):
 
     def _forward(self, staged: StagedDecode) -> None:
         assert self._decode is not None
-        given = self._decode.step_input(staged, self._tokens)
-        hidden = self._decoder.forward(given, self._cache)
+        inputs = self._decode.step_input(staged, self._tokens)
+        hidden = self._decoder.forward(inputs, self._cache)
         self._decoder.write_logits(hidden, self._logits[: staged.bucket.rows])
 
     def _remember(self, sampling: SamplingPlan) -> None:
@@ -429,20 +429,20 @@ def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
 
 
 def _sample_scores(
-    samples: Sequence[SampleRow], found: dict[str, np.ndarray]
+    samples: Sequence[SampleRow], scores: dict[str, np.ndarray]
 ) -> list[TokenScores | None]:
-    if "logprobs" not in found:
+    if "logprobs" not in scores:
         return [None] * len(samples)
     none = np.empty((len(samples), 0), np.int32)
-    top_ids = found.get("top_ids", none)
-    top_logprobs = found.get("top_logprobs", none.astype(np.float32))
-    return of_samples(samples, found["logprobs"], top_ids, top_logprobs)
+    top_ids = scores.get("top_ids", none)
+    top_logprobs = scores.get("top_logprobs", none.astype(np.float32))
+    return of_samples(samples, scores["logprobs"], top_ids, top_logprobs)
 
 
 def _prompt_scores(
-    rows: Sequence[PromptScoreRow], found: dict[str, np.ndarray]
+    rows: Sequence[PromptScoreRow], scores: dict[str, np.ndarray]
 ) -> list[TokenScores]:
-    return of_prompts(rows, *(found[name] for name in _PROMPT)) if rows else []
+    return of_prompts(rows, *(scores[name] for name in _PROMPT)) if rows else []
 
 
 def _empty_plan() -> StepPlan:

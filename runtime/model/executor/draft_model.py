@@ -263,8 +263,8 @@ class DraftDecoder:
         contexts = ends - np.array([chunk.skipped for chunk in chunks], np.int32)
         tables = np.zeros((len(chunks), -(-int(contexts.max()) // self._size)), np.int32)
         for table, chunk in zip(tables, chunks, strict=True):
-            own = chunk.row.table[chunk.skipped // self._size : -(-chunk.end // self._size)]
-            table[: len(own)] = own
+            blocks = chunk.row.table[chunk.skipped // self._size : -(-chunk.end // self._size)]
+            table[: len(blocks)] = blocks
         token_ids = np.concatenate([chunk.tokens[chunk.begin : chunk.end] for chunk in chunks])
         slots = np.concatenate([chunk.slots[chunk.begin : chunk.end] for chunk in chunks])
         plan = StepPlan(

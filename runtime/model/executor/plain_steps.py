@@ -212,13 +212,13 @@ def score_samples(
 ) -> list[TokenScores | None]:
     """Score the sampled tokens of the rows that ask for scores. logits float32 [S, V]."""
     found: list[TokenScores | None] = [None] * len(rows)
-    asked = [i for i, row in enumerate(rows) if row.params.logprobs]
-    if asked:
-        most = max(rows[i].params.top_logprobs for i in asked)
-        if len(asked) < len(rows):
-            logits = logits[asked]
-        parts = score(logits, token_ids[asked], most)
-        for i, one in zip(asked, sampler.of_samples([rows[i] for i in asked], *parts), strict=True):
+    picks = [i for i, row in enumerate(rows) if row.params.logprobs]
+    if picks:
+        top = max(rows[i].params.top_logprobs for i in picks)
+        if len(picks) < len(rows):
+            logits = logits[picks]
+        parts = score(logits, token_ids[picks], top)
+        for i, one in zip(picks, sampler.of_samples([rows[i] for i in picks], *parts), strict=True):
             found[i] = one
     return found
 

@@ -64,14 +64,14 @@ def cores_of(cores: Sequence[Core], replica: int, replicas: int) -> list[Core]:
 
 
 def _device(executor: ExecutorConfig, replica: int, replicas: int) -> str:
-    asked, each = executor.device, executor.tensor_parallel
-    if asked not in ("auto", "cuda"):
-        return asked
+    device, each = executor.device, executor.tensor_parallel
+    if device not in ("auto", "cuda"):
+        return device
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        return asked
+        return device
     if count < replicas * each:
         ranks = f" of {each} ranks" if each > 1 else ""
         raise InvalidRequest(f"{replicas} replicas{ranks} need as many GPUs; there are {count}")
@@ -114,16 +114,16 @@ def _why_not_on_gpus(
     return None
 
 
-def check_without_native(asked: str, reason: str) -> None:
+def check_without_native(option: str, reason: str) -> None:
     """Raise `InvalidRequest` if the requested kernels are the native ones, unavailable for this
     `reason`."""
-    if asked == "native":
+    if option == "native":
         raise InvalidRequest(f"kernels 'native': {reason}")
 
 
-def check_gpu_kernels(asked: str, device: object) -> None:
+def check_gpu_kernels(option: str, device: object) -> None:
     """Raise `InvalidRequest` if the requested kernels are not a GPU's."""
-    if asked == "native":
+    if option == "native":
         raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
 
 
@@ -131,13 +131,13 @@ def check_memory(setup: ModelSetup, available: int, *, head_apart: bool) -> None
     """Raise `InvalidRequest` if `available` bytes are too few for the weights and the requested
     cache (by default one block). The message has choices that would fit. `head_apart`: see
     `weight_bytes`."""
-    weights, asked = _weight_bytes(setup, head_apart), _cache_bytes(setup)
-    if weights + asked <= available:
+    weights, cache = _weight_bytes(setup, head_apart), _cache_bytes(setup)
+    if weights + cache <= available:
         return
     ways = [way for way, needed in _smaller(setup, head_apart) if needed <= available]
     raise InvalidRequest(
         f"{setup.config.path}: {_gib(available)} of memory are free, and its weights take "
-        f"{_gib(weights)}, its KV cache at least {_gib(asked)}; "
+        f"{_gib(weights)}, its KV cache at least {_gib(cache)}; "
         + (f"what would fit: {', '.join(ways)}" if ways else "nothing that can be chosen would fit")
     )
 

@@ -126,21 +126,21 @@ class ModelRunner:
             available -= setup.beside.weights + setup.beside.block * (cache.num_blocks or 1)
         if ranks == 1 or not on_gpu:  # each GPU has its own memory
             check_memory(setup, available, head_apart=packs)
-        given = read_adapters(executor.adapters)
-        names = tuple(one.name for one in given)
+        adapters = read_adapters(executor.adapters)
+        names = tuple(one.name for one in adapters)
         if ranks > 1:
             # Only here: other models should not wait for the ranks' imports.
             from rootlace.runtime.model.parallel.ranks import lead
 
             if weights_of is not None:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")
-            leading, own = lead(setup)
-            return cls(setup, leading, own.pool, own.kernels, names)
-        if given:
+            leading, local = lead(setup)
+            return cls(setup, leading, local.pool, local.kernels, names)
+        if adapters:
             from rootlace.runtime.model.lora import load_adapters
 
             published = config.published or config.spec
-            setup = replace(setup, adapters=load_adapters(given, published, dtype, device))
+            setup = replace(setup, adapters=load_adapters(adapters, published, dtype, device))
         if on_gpu:
             from rootlace.runtime.model.executor import device_steps
 
@@ -282,12 +282,12 @@ def draft_setup(setup: ModelSetup, device: str, *, native: bool) -> ModelSetup:
     """Return the setup of a draft model or head for a model on `device`. Raises as `read_draft` and
     `check_drafted_for` do."""
     read = read_draft(setup.config, setup.executor, setup.cache)
-    own = draft_executor(setup.executor, read)
+    executor = draft_executor(setup.executor, read)
     if isinstance(read, HeadConfig):  # a head reads the model's states
         dtype = chosen_dtype(setup.executor, setup.config, setup.cache)
     else:
-        dtype = chosen_dtype(own, read, setup.cache)
-    draft = ModelSetup(read, own, setup.cache, dtype, progress=setup.progress)
+        dtype = chosen_dtype(executor, read, setup.cache)
+    draft = ModelSetup(read, executor, setup.cache, dtype, progress=setup.progress)
     check_drafted_for(draft, device, native=native)
     return draft
 

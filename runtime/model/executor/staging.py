@@ -141,19 +141,19 @@ class GraphCounters:
 class Graphs:
     """Runner of pieces of work by their keys: by graph where one exists. Not thread-safe.
 
-    Every graph takes memory, and there are more kinds of steps than possible graphs. At most `most`
-    are kept; a new graph replaces the least recently replayed one.
+    Every graph takes memory, and there are more kinds of steps than possible graphs. At most
+    `limit` are kept; a new graph replaces the least recently replayed one.
     """
 
     def __init__(
         self,
         device: CudaDevice,
         enabled: bool,
-        most: int,
+        limit: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.enabled = enabled and most > 0
-        self._most = most
+        self.enabled = enabled and limit > 0
+        self._limit = limit
         self.count = GraphCounters()
         self._device = device
         self._clock = clock
@@ -194,7 +194,7 @@ class Graphs:
     def capture(self, key: Hashable, work: Callable[[], None]) -> None:
         """Capture work that was done before. A failure is logged and not tried again."""
         begin = self._clock()
-        if len(self._replays) >= self._most:
+        if len(self._replays) >= self._limit:
             self._drop_oldest()
         try:
             self._replays[key] = self._device.capture(work)
@@ -582,7 +582,7 @@ class DecodeStaging:
         return Bucket(rows, layout, attention, tails)
 
 
-def _sampling_layout(arrays: dict[str, np.ndarray], most: int) -> StagingLayout | None:
-    """Place the sampler's arrays from the buffer's start on; None: they need over `most` bytes."""
+def _sampling_layout(arrays: dict[str, np.ndarray], limit: int) -> StagingLayout | None:
+    """Place the sampler's arrays from the buffer's start on; None: they need over `limit` bytes."""
     layout = StagingLayout.of(arrays)
-    return layout if layout.stop <= most else None
+    return layout if layout.stop <= limit else None

@@ -75,12 +75,12 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
         is in main memory, with `available` bytes free (None: as many as now). Raises
         `UnsupportedModel` if there is no memory for even one full block.
         """
-        size, asked = self.cache.block_size, self.executor.kv_memory_bytes
+        size, chosen = self.cache.block_size, self.executor.kv_memory_bytes
         if self.cache.num_blocks is not None:
             return self.cache.num_blocks
         block = kv_pool.block_bytes(self.config, size, self.kv_dtype) + self.beside.block
-        if asked is not None:
-            memory = asked
+        if chosen is not None:
+            memory = chosen
         elif measured is not None:
             memory = max(measured(), 0)
         else:

@@ -142,9 +142,9 @@ NOT_ASKED: Collection[str] = frozenset({""})
 """User's keys for a file in which --ignore-config-keys has no effect."""
 
 
-def _cut(text: str, most: int = 100) -> str:
+def _cut(text: str, limit: int = 100) -> str:
     """Cut a long text for a message."""
-    return text if len(text) <= most else text[:most] + "..."
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 class ConfigReader:

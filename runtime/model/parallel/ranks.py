@@ -70,7 +70,7 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
     adapters = [share_of(one, shard) for one in whole]
     setup = replace(
         setup,
-        config=replace(config, spec=shard.own),
+        config=replace(config, spec=shard.local_spec),
         weights_of=weights_of,
         adapters=adapters,
         ranks=ranks,
@@ -201,37 +201,37 @@ class LeadingForward(msgspec.Struct, frozen=True):
     labels, if it has labels; every rank then has the whole head."""
 
     group: Group
-    own: Forward
+    local: Forward
     workers: Workers
     block_size: int
     labels: int | None
 
     @property
     def vocab_size(self) -> int:
-        return self.own.vocab_size
+        return self.local.vocab_size
 
     def run(self, plan: StepPlan) -> Hidden:
         numbers = encode(plan, self.block_size)
         try:
             self.group.say(RUN, numbers)
-            return self.own.run(plan)
+            return self.local.run(plan)
         except Exception as error:
             raise self._lost(error) from error
 
     def logits(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray:
-        own = self.own
+        local = self.local
         if self.labels is not None:
-            return own.logits(hidden)
+            return local.logits(hidden)
         try:
             self.group.say(LOGITS, np.array([len(hidden)], np.int64).view(np.uint8))
             self.group.first(_as_tensor(hidden))
-            parts = self.group.gathered(share_of_logits(own, hidden, self.group.count))
+            parts = self.group.gathered(share_of_logits(local, hidden, self.group.count))
         except Exception as error:
             raise self._lost(error) from error
-        return torch.cat(parts, dim=1)[:, : own.vocab_size].numpy()
+        return torch.cat(parts, dim=1)[:, : local.vocab_size].numpy()
 
     def vectors(self, hidden: Hidden) -> np.ndarray:
-        return self.own.vectors(hidden)
+        return self.local.vectors(hidden)
 
     def best(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         return None
@@ -374,8 +374,8 @@ def follow(group: Group, loaded: LoadedModel, none: torch.Tensor) -> None:
     assert kind == LOGITS
     rows = int(numbers.view("int64")[0])
     hidden = group.first(none.new_empty(rows, none.shape[1]))
-    given = as_array(hidden) if loaded.kernels == "native" else hidden
-    group.gathered(share_of_logits(loaded.forward, given, group.count))
+    states = as_array(hidden) if loaded.kernels == "native" else hidden
+    group.gathered(share_of_logits(loaded.forward, states, group.count))
 
 
 def _say_that_it_loads(ended: threading.Event) -> None:

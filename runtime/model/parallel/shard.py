@@ -33,7 +33,7 @@ class Shard(msgspec.Struct, frozen=True):
     count: int
 
     @property
-    def own(self) -> ModelSpec:
+    def local_spec(self) -> ModelSpec:
         """Spec of this rank's computation: layers with its heads and its inner numbers."""
         spec, count, experts = self.spec, self.count, self.spec.experts
         if experts is not None:
@@ -102,8 +102,8 @@ class Shard(msgspec.Struct, frozen=True):
         heads = self.spec.attention.num_kv_heads
         if heads >= self.count:
             return self._share(heads)
-        own = self.rank * heads // self.count
-        return range(own, own + 1)
+        local_spec = self.rank * heads // self.count
+        return range(local_spec, local_spec + 1)
 
     def _keys(self, start: int) -> Iterator[int]:
         """Yield the rows of this rank's heads of keys, or of values, which begin at `start`."""

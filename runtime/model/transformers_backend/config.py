@@ -274,11 +274,11 @@ class _NothingFound(TorchDispatchMode):
 def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
     """Run a model on the device `meta`; return the attention of its layers, its hidden size and its
     vocabulary size. Raises `UnsupportedAttention`."""
-    asked: list[LayerAttention] = []
+    layers: list[LayerAttention] = []
 
     def attend(call: Call) -> torch.Tensor:
-        asked.append(layer_attention(call))
-        return call.queries.new_empty((TOKENS, asked[-1].heads, asked[-1].value_size))
+        layers.append(layer_attention(call))
+        return call.queries.new_empty((TOKENS, layers[-1].heads, layers[-1].value_size))
 
     tokens = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
     base = model.base_model
@@ -298,9 +298,9 @@ def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
         if isinstance(error, NotImplementedError) and "meta tensor" in why:
             why = "they choose what to compute by numbers that only an input gives"
         raise UnsupportedAttention(f"its modules cannot be tried out: {why}") from error
-    if not asked:
+    if not layers:
         raise UnsupportedAttention("its layers do not ask for attention")
-    return asked, hidden.shape[1], logits.shape[1]
+    return layers, hidden.shape[1], logits.shape[1]
 
 
 def first_line(error: Exception) -> str:
@@ -358,11 +358,11 @@ def read_model(
 
 def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -> ModelSpec:
     numbers = sum(part.numel() for part in model.parameters())
-    asked, hidden_size, vocab_size = record(model)
-    if len(asked) < config.num_hidden_layers:
+    layers, hidden_size, vocab_size = record(model)
+    if len(layers) < config.num_hidden_layers:
         raise UnsupportedAttention("it has layers without attention")
-    first, size = asked[0], max(asked[0].key_size, asked[0].value_size)
-    if len({(one.heads, one.kv_heads, one.key_size, one.value_size) for one in asked}) > 1:
+    first, size = layers[0], max(layers[0].key_size, layers[0].value_size)
+    if len({(one.heads, one.kv_heads, one.key_size, one.value_size) for one in layers}) > 1:
         raise UnsupportedAttention("its layers have heads of unlike numbers or sizes")
     if first.heads % first.kv_heads or size % 2:
         raise UnsupportedAttention(
@@ -373,19 +373,19 @@ def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -
         num_kv_heads=first.kv_heads,
         head_dim=size,
         scale=first.scale,
-        windows=tuple(one.window for one in asked),
+        windows=tuple(one.window for one in layers),
         soft_cap=first.soft_cap,
-        sinks=any(one.sinks for one in asked),
+        sinks=any(one.sinks for one in layers),
     )
     return ModelSpec(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_layers=len(asked),
+        num_layers=len(layers),
         max_context=_context(config),
         norm=Norm(0.0),
         attention=attention,
         mlp=Mlp(0, "gelu", gated=False),
-        rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
+        rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(layers)))),
         names=WeightNames("", "", {}, "", ""),
         tied_embeddings=bool(config.tie_word_embeddings),
         transformers=TransformersModules(architecture, numbers, first.key_size, first.value_size),
@@ -395,11 +395,11 @@ def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -
 def _context(config: PreTrainedConfig) -> int:
     """Return the most positions. With `longrope` they end where the second of its two sets of
     factors begins: a step's longest text would choose the set for all texts."""
-    most: Any = getattr(config, "max_position_embeddings", None)
-    if type(most) is not int or most < 1:
+    longest: Any = getattr(config, "max_position_embeddings", None)
+    if type(longest) is not int or longest < 1:
         raise UnsupportedAttention("config.json has no max_position_embeddings")
     parameters = getattr(config, "rope_parameters", None) or {}
     for found in (parameters, *parameters.values()):
         if isinstance(found, dict) and found.get("rope_type") == "longrope":
-            most = min(most, found.get("original_max_position_embeddings") or most)
-    return most
+            longest = min(longest, found.get("original_max_position_embeddings") or longest)
+    return longest

@@ -176,15 +176,15 @@ def check_parity(
             for parts, alone in zip(found, expected, strict=True)
         ]
     )
-    most = _most(apart, decoder.dtype)
-    if not most <= MOST_APART[decoder.dtype]:
+    largest = _largest(apart, decoder.dtype)
+    if not largest <= MOST_APART[decoder.dtype]:
         raise UnsupportedModel(
             f"{config.file}: its modules compute something else with our attention than with "
-            f"transformers' own: hidden states differ by {100 * most:.3g} %"
+            f"transformers' own: hidden states differ by {100 * largest:.3g} %"
         )
 
 
-def _most(apart: torch.Tensor, dtype: torch.dtype) -> float:
+def _largest(apart: torch.Tensor, dtype: torch.dtype) -> float:
     return float(apart.max() if dtype == torch.float32 else apart.median())
 
 
@@ -211,7 +211,7 @@ def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> fl
     same = random.permutation(COMPANY)[: COMPANY // 2]
     other = np.stack([same, COMPANY + np.arange(COMPANY // 2)], axis=1).ravel()
     before, after = hidden(np.arange(COMPANY))[same], hidden(other)[::2]
-    return _most((after - before).norm(dim=1) / before.norm(dim=1), dtype)
+    return _largest((after - before).norm(dim=1) / before.norm(dim=1), dtype)
 
 
 def _own_value(call: Call) -> torch.Tensor:

@@ -159,19 +159,19 @@ class Tiering:
 
     def stats(self) -> dict[str, int | float]:
         """Return the statistics of the offload levels; empty without levels."""
-        found: dict[str, int | float] = {}
+        stats: dict[str, int | float] = {}
         for name in self._tiers.failed:
-            found |= {f"{name}_working": 0, f"{name}_failed": 1}
+            stats |= {f"{name}_working": 0, f"{name}_failed": 1}
         for level in self._tiers.readable:
-            found |= {
+            stats |= {
                 "restored_tokens": self.fetching.restored_tokens,
                 f"{level.name}_blocks": len(level.tier),
                 f"{level.name}_dropped_blocks": level.tier.dropped,
             }
-            found |= {f"{level.name}_{name}": n for name, n in level.store.stats().items()}
+            stats |= {f"{level.name}_{name}": n for name, n in level.store.stats().items()}
         if self._tiers.handed is not None:
-            found["handed_given_blocks"] = self.handing.given_blocks
-        return found
+            stats["handed_given_blocks"] = self.handing.given_blocks
+        return stats
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""

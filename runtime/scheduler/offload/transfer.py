@@ -43,13 +43,13 @@ class _Giving:
 
     def leading(self) -> tuple[int, ...]:
         """Return the checksums of the blocks before the first unwritten one."""
-        found: list[int] = []
+        sums: list[int] = []
         for slot in () if self.void else self.slots[: self.planned]:
             crc = self.checksums.get(slot)
             if crc is None:
                 break
-            found.append(crc)
-        return tuple(found)
+            sums.append(crc)
+        return tuple(sums)
 
 
 class Handing:
@@ -190,20 +190,20 @@ class Handing:
         namespace: Hashable,
         tokens: np.ndarray,
         first: int,
-        given: Sequence[tuple[int, int]],
+        slots: Sequence[tuple[int, int]],
         source: bytes = b"",
     ) -> None:
         """Offer blocks to a request to come: blocks from number `first` on of `tokens` (int32).
 
-        `given`: (slot, checksum) of each block in the slots of the engine `source`.
+        `slots`: (slot, checksum) of each block in the slots of the engine `source`.
         """
         handed = self._tiers.handed
         if handed is None:
             return
-        end = (first + len(given)) * self._size
+        end = (first + len(slots)) * self._size
         keys = prefix_keys(self._tiers.space_of(namespace), tokens[:end], self._size, first)
         entries = self._offered[rid] = []
-        for key, (place, crc) in zip(keys, given, strict=False):
+        for key, (place, crc) in zip(keys, slots, strict=False):
             known = handed.tier.get(key)
             if known is not None and known.readers:
                 continue  # the slot serves another request

@@ -31,7 +31,7 @@ from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.http.generation import behind_prompts
 from rootlace.runtime.server.http.openai_completions import (
@@ -119,26 +119,26 @@ class OwnNumbers:
     the others do.
     """
 
-    def __init__(self, most: int = MAX_NUMBERS) -> None:
+    def __init__(self, limit: int = MAX_NUMBERS) -> None:
         """Beyond `most` ids, the least recently used ids get new numbers."""
-        self._most = most
+        self._limit = limit
         self._last = 0
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()
-        self._told: dict[int, Hashable] = {}
+        self._ids: dict[int, Hashable] = {}
 
-    def of(self, told: Hashable) -> int:
+    def of(self, key: Hashable) -> int:
         """Return the number of an id."""
-        if told not in self._numbers:
+        if key not in self._numbers:
             self._last += 1
-            self._numbers[told], self._told[self._last] = self._last, told
-            if len(self._numbers) > self._most:
-                del self._told[self._numbers.popitem(last=False)[1]]
-        self._numbers.move_to_end(told)
-        return self._numbers[told]
+            self._numbers[key], self._ids[self._last] = self._last, key
+            if len(self._numbers) > self._limit:
+                del self._ids[self._numbers.popitem(last=False)[1]]
+        self._numbers.move_to_end(key)
+        return self._numbers[key]
 
-    def told(self, number: int) -> Hashable | None:
+    def id_of(self, number: int) -> Hashable | None:
         """Return the id with that number; None without one."""
-        found = self._told.get(number)
+        found = self._ids.get(number)
         if found is not None:
             self._numbers.move_to_end(found)
         return found
@@ -154,9 +154,9 @@ class KeyView:
 
     def node_of(self, number: int) -> int | None:
         """Return the engine's id of the node that the key knows as `number`; 0 stays 0."""
-        found = self._nodes.told(number) if number else 0
-        assert found is None or isinstance(found, int)
-        return found
+        node = self._nodes.id_of(number) if number else 0
+        assert node is None or isinstance(node, int)
+        return node
 
     def page(self, page: TreePage) -> TreePage:
         """Return the page without the count of all nodes, which would reveal other clients'."""
@@ -180,10 +180,8 @@ class KeyView:
 class Cache:
     """Handlers of `/cache`."""
 
-    def __init__(
-        self, gateway: ServedModel, completions: Completions, chat: ChatCompletions
-    ) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel, completions: Completions, chat: ChatCompletions) -> None:
+        self._model = model
         self._completions = completions
         self._chat = chat
         self._views: WeakKeyDictionary[Account, KeyView] = WeakKeyDictionary()
@@ -198,21 +196,21 @@ class Cache:
         if len(jobs) != 1:
             raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
         (job,) = jobs
-        (found,) = await behind_prompts(
-            self._gateway,
+        (explained,) = await behind_prompts(
+            self._model,
             [(job.parts, Explain(0, 0))],
             1,
             namespace=job.namespace,
             adapter=job.adapter,
             free=True,
         )
-        assert isinstance(found, Explained)
-        return report_fields(found.report)
+        assert isinstance(explained, Explained)
+        return report_fields(explained.report)
 
     async def lint(self, query: CacheQuery) -> Findings:
         """Return findings about prompts that could share more, the costliest first."""
-        found = self._gateway.lint.findings(self._namespace(query))
-        return Findings([_as_asked(finding) for finding in found])
+        findings = self._model.lint.findings(self._namespace(query))
+        return Findings([_as_asked(finding) for finding in findings])
 
     async def tree(self, query: TreeQuery) -> TreePage:
         """Return a page of the radix tree: nodes used last, each behind its parent."""
@@ -220,34 +218,34 @@ class Cache:
         under = query.under if view is None else view.node_of(query.under)
         if under is None:  # the reply for a node that was evicted
             return TreePage(())
-        page = await self._gateway.engine.ask(GetTree, namespace, under, query.limit)
-        page = page_with_texts(page if view is None else view.page(page), self._gateway.tokenizer)
+        page = await self._model.engine.ask(GetTree, namespace, under, query.limit)
+        page = page_with_texts(page if view is None else view.page(page), self._model.tokenizer)
         return msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
 
     async def pins(self, query: CacheQuery) -> Pins:
         """Return the pinned prefixes, those that expire first in front."""
         namespace, view = self._namespace(query), self._view()
-        pins = await self._gateway.engine.ask(GetPins)
-        own = [pin for pin in pins if namespace in (None, pin.namespace)]
+        pins = await self._model.engine.ask(GetPins)
+        shown_pins = [pin for pin in pins if namespace in (None, pin.namespace)]
         if view is not None:
-            own = [view.pin(pin) for pin in own]
-        return Pins([_as_asked(pin) for pin in own])
+            shown_pins = [view.pin(pin) for pin in shown_pins]
+        return Pins([_as_asked(pin) for pin in shown_pins])
 
     async def unpin(self, id: str, query: CacheQuery) -> Released:
         """Release a pin; its blocks may be evicted from then on."""
-        if not await self._gateway.engine.ask(Unpin, id, self._namespace(query)):
+        if not await self._model.engine.ask(Unpin, id, self._namespace(query)):
             raise NotFound(f"there is no pin {id!r}")
         return Released(id)
 
     def _namespace(self, query: CacheQuery) -> str | None:
         """Return the requested namespace. The default is the empty one, or all (None) where clients
         may look into all."""
-        check_name(self._gateway.model_info, query.model)
-        own = self._gateway.report_scope() == "own"
+        check_name(self._model.model_info, query.model)
+        own_only = self._model.report_scope() == "own"
         account = caller()
         if query.namespace is not msgspec.UNSET:
             return namespace_of(account, query.namespace)
-        return namespace_of(account, "") if own or account is not None else None
+        return namespace_of(account, "") if own_only or account is not None else None
 
     def _view(self) -> KeyView | None:
         """Return the view of the caller's key; None for callers that may see the engine's ids."""
@@ -272,30 +270,30 @@ WARM_UP_TOKENS = 8
 WARM_UP_SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}'
 
 
-async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
+async def warm_up(model: ServedModel, replicas: int = 1) -> None:
     """Generate some free text, then some JSON of a schema, on each of `replicas` engines at once.
     Raises the runtime's typed errors."""
-    await generate(gateway, WARM_UP_TOKENS, copies=replicas)
-    if gateway.model_info.labels is not None:
+    await generate(model, WARM_UP_TOKENS, copies=replicas)
+    if model.model_info.labels is not None:
         return
     try:
-        asked = Asked(Constraint("json_schema", WARM_UP_SCHEMA), "warm_up")
-        await generate(gateway, WARM_UP_TOKENS, asked, copies=replicas)
+        rule = Rule(Constraint("json_schema", WARM_UP_SCHEMA), "warm_up")
+        await generate(model, WARM_UP_TOKENS, rule, copies=replicas)
     except InvalidConstraint as error:
         log.warning("answers of this model cannot be constrained: %s", error)
 
 
 async def generate(
-    gateway: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
+    model: ServedModel, tokens: int, rule: Rule | None = None, copies: int = 1
 ) -> None:
     """Generate `tokens` tokens, `copies` times at once; a model without tokens computes vectors."""
     prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
-    if gateway.model_info.labels is not None:
-        await find_vectors(gateway, prompts, "last")
+    if model.model_info.labels is not None:
+        await find_vectors(model, prompts, "last")
         return
-    params = SamplingParams(max_tokens=tokens, ignore_eos=asked is None)
-    requests = [generation.GenerateRequest(parts, params, asked) for parts in prompts]
-    await generation.run(gateway, requests)
+    params = SamplingParams(max_tokens=tokens, ignore_eos=rule is None)
+    requests = [generation.GenerateRequest(parts, params, rule) for parts in prompts]
+    await generation.run(model, requests)
 
 
 # Health -------------------------------------------------------------------------------------------
@@ -318,21 +316,21 @@ class Ready(Status, omit_defaults=True):
 class Health:
     """Handlers of health, readiness and metrics."""
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         self._probe: asyncio.Task[None] | None = None
         self._looks: asyncio.Task[None] | None = None
         self._degraded: tuple[str, ...] = ()
 
     async def health(self) -> Status:
         """Answer 200 while the engine answers; needs no API key."""
-        if not self._gateway.healthy:
+        if not self._model.healthy:
             raise ServerUnavailable("the engine does not answer")
         return Status("ok")
 
     async def health_generate(self) -> Status:
         """Answer 200 if a token can be generated now."""
-        await generate(self._gateway, 1)
+        await generate(self._model, 1)
         return Status("ok")
 
     async def ready(self, request: web.Request) -> Ready:
@@ -341,10 +339,10 @@ class Health:
 
         Without a recent token a probe generates one, a single one however many callers ask.
         """
-        check_name(self._gateway.model_info, request.query.get("model"))
-        if time.monotonic() - self._gateway.last_token > READY_SECONDS:
+        check_name(self._model.model_info, request.query.get("model"))
+        if time.monotonic() - self._model.last_token > READY_SECONDS:
             if self._probe is None or self._probe.done():
-                self._probe = asyncio.create_task(generate(self._gateway, 1))
+                self._probe = asyncio.create_task(generate(self._model, 1))
             try:
                 await asyncio.wait_for(asyncio.shield(self._probe), READY_SECONDS)
             except TimeoutError:
@@ -361,7 +359,7 @@ class Health:
 
     async def _look(self) -> None:
         with suppress(RootlaceError):
-            status = await self._gateway.status()
+            status = await self._model.status()
             faults = {
                 "the disk of --cache-disk is full: blocks there are read, and none are written": (
                     status.get("disk_full")
@@ -375,10 +373,10 @@ class Health:
     async def metrics(self) -> web.Response:
         """Return the metrics for Prometheus."""
         try:
-            status = await self._gateway.status()
+            status = await self._model.status()
         except RootlaceError:
             status = None
-        body = self._gateway.metrics.text(status)
+        body = self._model.metrics.text(status)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -423,17 +421,17 @@ class Detokenized(msgspec.Struct):
 class Tokenization:
     """Handlers of tokenization."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel, chats: Chats) -> None:
+        self._model = model
         self._chats = chats
 
     async def tokenize(self, body: TokenizeBody) -> Tokenized:
-        check_name(self._gateway.model_info, body.model)
+        check_name(self._model.model_info, body.model)
         if body.messages is None:
             text = body.prompt or ""
-            check_length(self._gateway, "prompt", len(text))
-            begins, encode = body.add_special_tokens is not False, self._gateway.tokenizer.encode
-            ids = await self._gateway.tokenize(len(text), encode, text, begins)
+            check_length(self._model, "prompt", len(text))
+            begins, encode = body.add_special_tokens is not False, self._model.tokenizer.encode
+            ids = await self._model.tokenize(len(text), encode, text, begins)
         else:
             request = ChatRequest(
                 template_messages(body.messages),
@@ -446,21 +444,21 @@ class Tokenization:
             ids = await self._chats.encode(request)
         strings = None
         if body.return_token_strs:
-            text_of = self._gateway.tokenizer.token_text
-            strings = await self._gateway.tokenize(len(ids), lambda: [text_of(i) for i in ids])
-        longest = self._gateway.model_info.context_length
+            text_of = self._model.tokenizer.token_text
+            strings = await self._model.tokenize(len(ids), lambda: [text_of(i) for i in ids])
+        longest = self._model.model_info.context_length
         return Tokenized(len(ids), longest, ids, strings)
 
     async def detokenize(self, body: DetokenizeBody) -> Detokenized:
-        check_name(self._gateway.model_info, body.model)
+        check_name(self._model.model_info, body.model)
         if not body.tokens:
             return Detokenized("")
-        vocab_size = self._gateway.model_info.vocab_size
+        vocab_size = self._model.model_info.vocab_size
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
         ids = prompt.ids or ()
-        check_length(self._gateway, "tokens", len(ids))
-        decode = self._gateway.tokenizer.decode
-        text = await self._gateway.tokenize(len(ids), decode, ids, skip_special_tokens=False)
+        check_length(self._model, "tokens", len(ids))
+        decode = self._model.tokenizer.decode
+        text = await self._model.tokenize(len(ids), decode, ids, skip_special_tokens=False)
         return Detokenized(text)
 
 
@@ -537,28 +535,28 @@ class ServerInfo(msgspec.Struct):
 class Info:
     """Handlers of models and server information."""
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         self._started = int(time.time())
 
     async def models(self) -> ModelList:
         return model_list(self.cards())
 
     async def model(self, name: str) -> ModelCard:
-        return self._model(check_name(self._gateway.model_info, name))
+        return self._card(check_name(self._model.model_info, name))
 
     async def model_info(self) -> ModelEntry:
-        info = self._gateway.model_info
+        info = self._model.model_info
         return ModelEntry(
-            model_path=self._gateway.shown_path(caller()),
-            tokenizer_path=self._gateway.shown_path(caller()),
+            model_path=self._model.shown_path(caller()),
+            tokenizer_path=self._model.shown_path(caller()),
             is_generation=info.labels is None,
             served_model_name=info.name,
             context_length=info.context_length,
             vocab_size=info.vocab_size,
             block_size=info.block_size,
             capacity_tokens=info.capacity_tokens,
-            program_address=self._gateway.server_state.program_address,
+            program_address=self._model.server_state.program_address,
             default_sampling=info.sampling,
             default_sampling_from=info.sampling_from,
         )
@@ -568,53 +566,53 @@ class Info:
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """Return the tokenizer's configuration and the chat template, as lm-eval asks for them."""
-        gateway = self._gateway
-        template = {} if gateway.chat.source is None else {"chat_template": gateway.chat.source}
-        return {**gateway.tokenizer.config, **template}
+        model = self._model
+        template = {} if model.chat.source is None else {"chat_template": model.chat.source}
+        return {**model.tokenizer.config, **template}
 
     async def server_info(self) -> ServerInfo:
-        info = self._gateway.model_info
-        status = await self._gateway.status(caller())
-        blocks = self._gateway.engine.info.num_blocks
+        info = self._model.model_info
+        status = await self._model.status(caller())
+        blocks = self._model.engine.info.num_blocks
         return ServerInfo(
             version=metadata.version("rootlace"),
-            model_path=self._gateway.shown_path(caller()),
+            model_path=self._model.shown_path(caller()),
             served_model_name=info.name,
             context_length=info.context_length,
             max_total_num_tokens=status.get("blocks_total", blocks) * info.block_size,
             page_size=info.block_size,
-            disable_radix_cache=not self._gateway.model_info.caching,
-            program_address=self._gateway.server_state.program_address,
-            healthy=self._gateway.healthy,
+            disable_radix_cache=not self._model.model_info.caching,
+            program_address=self._model.server_state.program_address,
+            healthy=self._model.healthy,
             status=status,
         )
 
     async def flush_cache(self) -> web.Response:
         """Evict every cached prefix that no running request uses."""
-        await self._gateway.flush()
+        await self._model.flush()
         return web.Response(text="Cache flushed.\n")
 
     async def pause(self) -> Status:
         """Pause the engine. Any `mode` of sglang's clients means the same."""
-        self._gateway.engine.pause(True)
+        self._model.engine.pause(True)
         return Status("paused")
 
     async def go_on(self) -> Status:
-        self._gateway.engine.pause(False)
+        self._model.engine.pause(False)
         return Status("ok")
 
     def cards(self) -> list[ModelCard]:
         """Return a card of the model, and one of each adapter."""
-        return [self._model(name) for name in model_names(self._gateway.model_info)]
+        return [self._card(name) for name in model_names(self._model.model_info)]
 
-    def _model(self, name: str) -> ModelCard:
-        info = self._gateway.model_info
+    def _card(self, name: str) -> ModelCard:
+        info = self._model.model_info
         return ModelCard(
             id=name,
             display_name=name,
             created=self._started,
             created_at=datetime.fromtimestamp(self._started, UTC).isoformat(),
-            root=self._gateway.shown_path(caller()),
+            root=self._model.shown_path(caller()),
             parent=None if name == info.name else info.name,
             max_model_len=info.context_length,
             default_sampling=info.sampling,

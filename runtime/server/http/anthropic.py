@@ -171,9 +171,9 @@ _UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
-def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
+def chat_request(served: ServedModel, body: CountBody) -> ChatRequest:
     """Make the `ChatRequest`. Raises InvalidParameter for a body that cannot be served."""
-    model = check_name(gateway.model_info, body.model)
+    model = check_name(served.model_info, body.model)
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -200,7 +200,7 @@ def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
         # The answer continues the last message, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
         pinned=_pinned(body),
-        **placed(gateway, body, model),
+        **placed(served, body, model),
     )
 
 
@@ -268,13 +268,13 @@ def _system(content: str | list[InputTextBlock] | None) -> list[dict[str, Any]]:
 
 
 def _choice(body: CountBody) -> ChatToolChoice:
-    given = body.tool_choice
-    if given is None:
+    choice = body.tool_choice
+    if choice is None:
         return ChatToolChoice()
-    if given.type == "tool" and given.name is None:
+    if choice.type == "tool" and choice.name is None:
         raise InvalidParameter("tool_choice.name", "tool_choice.name is missing")
-    parallel = False if given.disable_parallel_tool_use else None
-    return ChatToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
+    parallel = False if choice.disable_parallel_tool_use else None
+    return ChatToolChoice(_CHOICES[choice.type], choice.name, parallel)  # type: ignore[arg-type]
 
 
 def _messages(message: Message, param: str) -> list[dict[str, Any]]:
@@ -401,20 +401,20 @@ class TokenCount(msgspec.Struct):
 class Messages:
     """Handlers of messages."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
 
     async def count_tokens(self, body: CountBody) -> TokenCount:
-        wanted = chat_request(self._gateway, body)
+        wanted = chat_request(self._served, body)
         return TokenCount(len(await self._chats.encode(wanted)))
 
     async def handle(self, body: MessagesBody) -> MessageReply | Stream:
-        model = check_name(self._gateway.model_info, body.model)
-        prepared = await self._chats.prepare(chat_request(self._gateway, body))
+        model = check_name(self._served.model_info, body.model)
+        prepared = await self._chats.prepare(chat_request(self._served, body))
         if body.stream:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
-        ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
+        ended, (answer,) = await AnswerStream.whole(self._served, prepared)
         generated = ended.generated
         return MessageReply(
             model=model,
@@ -426,12 +426,12 @@ class Messages:
     async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with AnswerStream(self._gateway, prepared) as answers:
+        with AnswerStream(self._served, prepared) as answers:
             async for event in answers.events():
                 if not begun:
                     begun = True
-                    found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
-                    used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
+                    usage = event.generated.usage if isinstance(event, FinalOutput) else event.begun
+                    used = msgspec.structs.replace(usage or Usage(), completion_tokens=0)
                     message = MessageReply(model=model, content=[], usage=_usage(used, prepared))
                     yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):

@@ -58,23 +58,23 @@ class Shared(msgspec.Struct, frozen=True):
     aborts: Aborts = msgspec.field(default_factory=Aborts)
 
 
-def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
-    """List every endpoint of `gateway`, in the order of documentation."""
-    chats = Chats(gateway)
-    shared = shared or Shared(BatchService(gateway))
+def endpoints(model: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
+    """List every endpoint of `model`, in the order of documentation."""
+    chats = Chats(model)
+    shared = shared or Shared(BatchService(model))
     files, batches, aborts = Files(shared.service), Batches(shared.service), shared.aborts
-    info, health, page = admin.Info(gateway), admin.Health(gateway), admin.Page()
-    api = ollama.Ollama(gateway, chats)
-    holds = PrefixHolds(gateway)
-    sessions = Sessions(gateway, holds)
-    responses = Responses(gateway, chats, shared.responses, holds)
-    messages, scores = Messages(gateway, chats), Scores(gateway, chats)
-    tokens = admin.Tokenization(gateway, chats)
-    completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
-    cache = admin.Cache(gateway, completions, chat)
-    generate = Generate(gateway, aborts, sessions)
+    info, health, page = admin.Info(model), admin.Health(model), admin.Page()
+    api = ollama.Ollama(model, chats)
+    holds = PrefixHolds(model)
+    sessions = Sessions(model, holds)
+    responses = Responses(model, chats, shared.responses, holds)
+    messages, scores = Messages(model, chats), Scores(model, chats)
+    tokens = admin.Tokenization(model, chats)
+    completions, chat = Completions(model), ChatCompletions(model, chats)
+    cache = admin.Cache(model, completions, chat)
+    generate = Generate(model, aborts, sessions)
     listed: list[Endpoint] = []
-    reference = Reference(lambda: gateway.model_info.name, listed)
+    reference = Reference(lambda: model.model_info.name, listed)
     get, post, delete = (partial(endpoint, method) for method in ("GET", "POST", "DELETE"))
     listed += [
         post("/v1/completions", completions.handle, "OpenAI's completions"),
@@ -204,12 +204,12 @@ SHUTDOWN_SECONDS = 0.5
 IDLE_SECONDS = 75.0
 
 
-def make_runner(gateway: ServedModel) -> web.AppRunner:
-    """Make a runner of every HTTP endpoint of `gateway`."""
-    shared = Shared(BatchService(gateway))
-    served = endpoints(gateway, shared)
+def make_runner(model: ServedModel) -> web.AppRunner:
+    """Make a runner of every HTTP endpoint of `model`."""
+    shared = Shared(BatchService(model))
+    served = endpoints(model, shared)
     shared.service.answers = batched(served)
-    return runner_of(gateway, served, shared)
+    return runner_of(model, served, shared)
 
 
 def runner_of(

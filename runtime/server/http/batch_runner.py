@@ -105,7 +105,7 @@ class Results:
     def keep(self, or_drop: bool = False) -> None:
         """Make files for clients of the written lines. Raises OSError; it can be called again.
         `or_drop`, for a batch that goes no further, drops what cannot be kept."""
-        batch, kept = self._batch, list[str | None]()
+        batch, file_ids = self._batch, list[str | None]()
         for id_, noun in zip(batch.result_ids, ("output", "error"), strict=True):
             path, file = self._files.path(id_), None
             try:
@@ -121,8 +121,8 @@ class Results:
                     raise
                 with contextlib.suppress(OSError):
                     self._files.drop(path)
-            kept.append(None if file is None else file.id)
-        batch.output_file_id, batch.error_file_id = kept
+            file_ids.append(None if file is None else file.id)
+        batch.output_file_id, batch.error_file_id = file_ids
 
 
 class _Lines:
@@ -395,8 +395,8 @@ class Runner:
                 tries += not isinstance(error, Overloaded)
                 if tries == TRIES:
                     return Answer(custom_id, error.http_status, error_body(error))
-                told = error.retry_after if isinstance(error, Overloaded) else None
-                wait = RETRY_SECONDS if told is None else told
+                retry_after = error.retry_after if isinstance(error, Overloaded) else None
+                wait = RETRY_SECONDS if retry_after is None else retry_after
                 await asyncio.sleep(wait)
             except RootlaceError as error:
                 shown = custom_id or await self._custom_id(line)
@@ -413,9 +413,9 @@ class Runner:
         return custom_id_of(line)
 
     async def _row(self, batch: Batch, line: bytes) -> Row:
-        most = self._server.config.max_body_bytes
-        if len(line) > most:
-            raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
+        max_bytes = self._server.config.max_body_bytes
+        if len(line) > max_bytes:
+            raise InvalidRequest(f"the row has {len(line)} bytes, at most {max_bytes} are allowed")
         row = await decode_anywhere(line, Row)
         if row.url != batch.endpoint:
             raise InvalidParameter(

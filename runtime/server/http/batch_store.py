@@ -299,12 +299,12 @@ class FileStore:
         Overloaded if there are too many files."""
         owners = Counter(file.owner for file in self.records.all())
         owners.update(owner for owner, _ in self._writing.values())
-        own, taken, most = owners.get(owner, 0), owners.total(), self.bounds.files
-        if taken >= most:
-            raise Overloaded(f"{most} files are kept at most: delete some")
-        if owner and kept_for_others(own, len(owners), taken, most):
+        count, taken, limit = owners.get(owner, 0), owners.total(), self.bounds.files
+        if taken >= limit:
+            raise Overloaded(f"{limit} files are kept at most: delete some")
+        if owner and kept_for_others(count, len(owners), taken, limit):
             raise Overloaded(
-                f"this API key has {own} files, the last of {most} are for others: delete some"
+                f"this API key has {count} files, the last of {limit} are for others: delete some"
             )
         content = self._folder / f"upload-{uuid.uuid4().hex}"
         self._writing[content] = owner, 0
@@ -314,13 +314,13 @@ class FileStore:
         """Count `size` bytes of `content` before they are written. Raises Overloaded if there is no
         room for them."""
         had = self._writing.get(content, (owner, 0))[1]
-        taken, most, more = self._bytes.total(), self.bounds.total_bytes, size - had
-        own, owners = self._bytes[owner], sum(map(bool, self._bytes.values()))
-        if taken + more > most:
-            raise Overloaded(f"files of {most >> 20} MiB are kept at most: delete some")
-        if owner and kept_for_others(own, owners, taken, most, more):
+        taken, limit, more = self._bytes.total(), self.bounds.total_bytes, size - had
+        held, owners = self._bytes[owner], sum(map(bool, self._bytes.values()))
+        if taken + more > limit:
+            raise Overloaded(f"files of {limit >> 20} MiB are kept at most: delete some")
+        if owner and kept_for_others(held, owners, taken, limit, more):
             raise Overloaded(
-                f"this API key has files of {own >> 20} MiB, the last of {most >> 20} are for "
+                f"this API key has files of {held >> 20} MiB, the last of {limit >> 20} are for "
                 "others: delete some"
             )
         self._writing[content] = owner, size

@@ -213,11 +213,11 @@ def field_suggestion(
     return ". It is a field of other endpoints" if field in elsewhere else ""
 
 
-def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
+def nearest(name: str, known: Iterable[str], at_most: int = 1) -> list[str]:
     """Return the names in `known` most like `given`, best first."""
-    if len(given) > LONGEST:
+    if len(name) > LONGEST:
         return []
-    return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
+    return difflib.get_close_matches(name, list(dict.fromkeys(known)), at_most, cutoff=0.6)
 
 
 def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
@@ -236,15 +236,15 @@ def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
     types = [_info(kind)]
     for step in _TYPO_STEP.finditer(path):
         name = step[1]
-        found: list[inspect.Type] = []
+        structs: list[inspect.Type] = []
         for type_ in alternatives(types):
             if name and isinstance(type_, inspect.StructType):
-                found += [f.type for f in type_.fields if f.encode_name == name]
+                structs += [f.type for f in type_.fields if f.encode_name == name]
             elif not name and isinstance(type_, inspect.DictType):
-                found.append(type_.value_type)
+                structs.append(type_.value_type)
             elif not name and isinstance(type_, inspect.ListType):
-                found.append(type_.item_type)
-        types = found
+                structs.append(type_.item_type)
+        types = structs
     return (t for t in alternatives(types) if isinstance(t, inspect.StructType))
 
 
@@ -301,12 +301,12 @@ _Bytes = npt.NDArray[np.uint8]
 _Places = npt.NDArray[np.intp]
 
 
-def weight_beyond(raw: bytes | memoryview, most: int) -> bool:
+def weight_beyond(raw: bytes | memoryview, limit: int) -> bool:
     """Return whether the values weigh more than `most`: a number is 1, a string 2."""
     text = np.frombuffer(raw, np.uint8)
     marks = {mark: int(np.count_nonzero(text == ord(mark))) for mark in _WEIGHTS}
     quotes = int(np.count_nonzero(text == _QUOTE))
-    if sum(_WEIGHTS[mark] * count for mark, count in marks.items()) + quotes // 2 <= most:
+    if sum(_WEIGHTS[mark] * count for mark, count in marks.items()) + quotes // 2 <= limit:
         return False
     # Marks within strings are text, but were counted above.
     quotes_at = _closing(text)
@@ -315,7 +315,7 @@ def weight_beyond(raw: bytes | memoryview, most: int) -> bool:
         places = np.flatnonzero(text == ord(mark))
         within = np.searchsorted(quotes_at, places) & 1
         weight += each * int(np.count_nonzero(within == 0))
-    return weight > most
+    return weight > limit
 
 
 def _closing(text: _Bytes) -> _Places:
@@ -352,7 +352,7 @@ class Receiving:
     mean. A client is a key or, without a key, an address (of IPv6, a /64)."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
+        self._max_bytes = config.max_receiving_bytes or LARGEST * config.max_body_bytes
         self._taken = 0
         self._of: Counter[str] = Counter()
         self._rare = RareLog(log)
@@ -381,10 +381,10 @@ class Receiving:
 
     def take(self, client: str, come: int, more: int) -> None:
         """Count `more` bytes of a client's body, `come` of which are there. Raises Overloaded."""
-        full = self._taken + more > self._most
+        full = self._taken + more > self._max_bytes
         alone = self._taken == come  # has its own bound, and would never find more room
         own, owners = self._of.get(client, 0), len(self._of)
-        if not alone and (full or kept_for_others(own, owners, self._taken, self._most, more)):
+        if not alone and (full or kept_for_others(own, owners, self._taken, self._max_bytes, more)):
             self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
             raise Overloaded("the server is receiving too many large bodies; try again")
         self._taken += more

@@ -43,11 +43,11 @@ _END_CHARACTERS = 64
 class Chats:
     """Preparation of chat requests for one model."""
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self.gateway = gateway
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
         self._prompts: dict[bool, ToolPrompt] = {}
-        self._told = False
-        self._told_unread = False
+        self._warned = False
+        self._warned_unread = False
 
     @property
     def format(self) -> Format:
@@ -56,7 +56,7 @@ class Chats:
 
     def tool_prompt(self, with_tools: bool = False) -> ToolPrompt:
         """Return the tools' prompt for the template of conversations `with_tools` or without."""
-        chat = self.gateway.chat
+        chat = self.model.chat
         named = with_tools and chat.tool_use is not None
         if named not in self._prompts:
             self._prompts[named] = ToolPrompt(chat.tool_use if named and chat.tool_use else chat)
@@ -67,30 +67,30 @@ class Chats:
 
         A long conversation is written in a thread: templates are interpreted.
         """
-        return await self.gateway.tokenize(_length(request), self._prepare, request)
+        return await self.model.tokenize(_length(request), self._prepare, request)
 
     def _prepare(self, request: ChatRequest) -> Prepared:
         tools = offered_tools(request.choice, request.tools)
         form = self.tool_prompt(bool(tools)).format
         if tools:
-            check_names(tools, form, self.gateway.tokenizer)
+            check_names(tools, form, self.model.tokenizer)
         fields = dict(request.fields)
         forced = request.choice.kind == "required"
-        asked = request.constraint
-        if forced and asked is not None and asked.is_format:
-            asked = None  # a format describes a text, and there will be a call
+        rule = request.constraint
+        if forced and rule is not None and rule.is_format:
+            rule = None  # a format describes a text, and there will be a call
         # A constraint applies to the whole answer, and rules out calls and thoughts.
-        whole = asked is not None and asked.constraint.kind != "structural_tag"
+        whole = rule is not None and rule.constraint.kind != "structural_tag"
         begins = request.add_generation_prompt and not request.continue_final
         # A format applies to text: calls may come in its place, where an answer begins.
-        either = whole and asked is not None and asked.is_format and bool(tools) and begins
+        either = whole and rule is not None and rule.is_format and bool(tools) and begins
         whole = whole and not either
         # The tags around calls and thoughts are special tokens of some vocabularies.
         if tools and not whole:
             fields["skip_special_tokens"] = False
         elif form.always:
             fields.setdefault("skip_special_tokens", False)
-        info = self.gateway.model_info
+        info = self.model.model_info
         params = make_params(fields, info, request.names, request.defaults)
         parts = self.render(request, tools)
         end = _end_of(parts)
@@ -98,7 +98,7 @@ class Chats:
         lead, budget = "", request.thinking_budget
         if thoughts is not None and request.thinks is False:
             lead = self._unthought(request, tools, parts, form, end)
-            if tools and asked is None and not (lead or forced or form.no_thoughts()):
+            if tools and rule is None and not (lead or forced or form.no_thoughts()):
                 budget = 0  # thoughts begun all the same are ended at once
             else:
                 thoughts = None
@@ -106,13 +106,13 @@ class Chats:
                     lead = form.answer_prefix(end)
         begun: tuple[Text, ...] = ()
         if forced:
-            if asked is not None:
+            if rule is not None:
                 raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
-            begun, asked = forced_call(request.choice, tools, form, request.options)
-        elif either and asked is not None:
-            asked = calls_or_format(asked, request.choice, tools, form)
-        elif asked is None and tools:
-            asked = calls_among_text(tools, form, request.options)
+            begun, rule = forced_call(request.choice, tools, form, request.options)
+        elif either and rule is not None:
+            rule = calls_or_format(rule, request.choice, tools, form)
+        elif rule is None and tools:
+            rule = calls_among_text(tools, form, request.options)
         prefix = "".join([text.text for text in begun]) if begun else ""
         before = end + lead if thoughts is None else ""
         answer = form.answer_prefix(before) if whole and begins else ""
@@ -136,7 +136,7 @@ class Chats:
             job=GenerateRequest(
                 parts,
                 params,
-                asked,
+                rule,
                 request.namespace,
                 request.cache_report,
                 request.adapter,
@@ -166,17 +166,17 @@ class Chats:
         the template ignores the request not to think."""
         if (left := form.leave_thoughts(end)) or not form.no_thoughts():
             return left
-        told = {name: True for name in ("thinking", "enable_thinking") if name in request.template}
-        thinking = replace(request, template={**request.template, **told})
+        flags = {name: True for name in ("thinking", "enable_thinking") if name in request.template}
+        thinking = replace(request, template={**request.template, **flags})
         return form.no_thoughts() if self.render(thinking, tools) == parts else ""
 
     def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
         """Tokenize the prompt of a kept branch: earlier tokens, then those of new text. Returns
         None if the text is too long to be tokenized here."""
         pieces = pieces_of(parts)
-        if sum(len(piece.text) for piece in pieces) > _most(self.gateway):
+        if sum(len(piece.text) for piece in pieces) > _max_characters(self.model):
             return None
-        text, encode = Joined.of(pieces), self.gateway.tokenizer.encode_pieces
+        text, encode = Joined.of(pieces), self.model.tokenizer.encode_pieces
         rest = None if request.behind is None else request.behind.rest(text)
         if request.behind is None or rest is None:
             return Written(text, encode(pieces, begin=bool(pieces) and not pieces[0].special))
@@ -185,7 +185,7 @@ class Chats:
 
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
         """Prepare `parts` that are no conversation: text follows them."""
-        info = self.gateway.model_info
+        info = self.model.model_info
         params = make_params(request.fields, info, request.names, request.defaults)
         job = GenerateRequest(
             parts,
@@ -228,25 +228,25 @@ class Chats:
     def _check_missing(self, missing: Sequence[str], named: str) -> None:
         """Log once that the server writes `missing` parts, which the template lacks, in its own
         words. Raises InvalidParameter if the server was started to refuse that."""
-        which = f"the chat template {named}".rstrip() + f" of {self.gateway.model_info.name!r}"
+        which = f"the chat template {named}".rstrip() + f" of {self.model.model_info.name!r}"
         says = f"{which} has no place for {' and '.join(missing)}"
-        if self.gateway.config.tools == "template-only":
+        if self.model.config.tools == "template-only":
             param = "tools" if "tools" in missing else "messages"
             raise InvalidParameter(
                 param, f"{says} (the server was started with --tools template-only)"
             )
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning("%s: the server writes them in words of its own", says)
 
     def _tell_unread(self, prompt: ToolPrompt) -> None:
         """Log once that the model was trained to call in a form that is not parsed."""
-        if not self._told_unread:
-            self._told_unread = True
+        if not self._warned_unread:
+            self._warned_unread = True
             log.warning(
                 "the chat template of %r writes calls in a form that is not read: behind %r a call "
                 "is held to JSON, and any other form stays text",
-                self.gateway.model_info.name,
+                self.model.model_info.name,
                 prompt.format.trigger,
             )
 
@@ -255,16 +255,16 @@ class Chats:
     ) -> tuple[Pin, ...]:
         """Return the pins by their ends, without empty ones. Of pins with the same end, the
         longest-lived stays."""
-        caches = self.gateway.model_info.caching and request.handling.cache.share
+        caches = self.model.model_info.caching and request.handling.cache.share
         if not caches:
             return ()
-        text, found = Joined.of(pieces_of(parts)), []
+        text, pins = Joined.of(pieces_of(parts)), []
         for pinned in request.pinned:
             other = replace(request, messages=pinned.messages, continue_final=False)
             end = text.common(Joined.of(pieces_of(self.render(other, tools))))
-            found.append(Pin(end, pinned.cache))
-        found.sort(key=lambda pin: (pin.end, pin.cache.ttl or 0.0))
-        return tuple({pin.end: pin for pin in found if pin.end}.values())
+            pins.append(Pin(end, pinned.cache))
+        pins.sort(key=lambda pin: (pin.end, pin.cache.ttl or 0.0))
+        return tuple({pin.end: pin for pin in pins if pin.end}.values())
 
     async def encode(self, request: ChatRequest) -> list[int]:
         """Tokenize the conversation, with the text that forces a call. Raises InvalidParameter if
@@ -272,10 +272,10 @@ class Chats:
         parts = (await self.prepare(request)).job.parts
         pieces = pieces_of(parts)
         length = sum(len(piece.text) for piece in pieces)
-        check_length(self.gateway, request.param, length)
-        return await self.gateway.tokenize(
+        check_length(self.model, request.param, length)
+        return await self.model.tokenize(
             length,
-            self.gateway.tokenizer.encode_pieces,
+            self.model.tokenizer.encode_pieces,
             pieces,
             begin=bool(pieces) and not pieces[0].special,
         )
@@ -284,7 +284,7 @@ class Chats:
         """Drop the oldest turns of the request, as few as let prompt and answer fit. Leading system
         messages and the last turn stay. An answer without `max_tokens` gets an eighth of the
         context."""
-        most = self.gateway.max_prompt
+        most = self.model.max_prompt
         reserve = min(request.fields.get("max_tokens") or most // 8, most // 2)
         turns = [at for at, one in enumerate(request.messages) if one["role"] == "user"]
         lead = (
@@ -295,7 +295,7 @@ class Chats:
 
         async def fits(dropped: int) -> bool:
             short = without(dropped)
-            if _length(short) > _most(self.gateway):
+            if _length(short) > _max_characters(self.model):
                 return False
             return len(await self.encode(replace(short, keep=False, behind=None))) + reserve <= most
 
@@ -340,16 +340,16 @@ def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> No
             raise InvalidParameter("tools", f"the name {tool.name!r} is written in special tokens")
 
 
-def check_length(gateway: ServedModel, field: str, length: int) -> None:
+def check_length(model: ServedModel, field: str, length: int) -> None:
     """Raise InvalidParameter for a text that is too long to be tokenized at once."""
-    most = _most(gateway)
-    if length > most:
-        raise InvalidParameter(field, f"{length} characters, at most {most} are tokenized")
+    limit = _max_characters(model)
+    if length > limit:
+        raise InvalidParameter(field, f"{length} characters, at most {limit} are tokenized")
 
 
-def _most(gateway: ServedModel) -> int:
+def _max_characters(model: ServedModel) -> int:
     """Return the most characters tokenized at once."""
-    return max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
+    return max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * model.model_info.context_length)
 
 
 def _length(request: ChatRequest) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rootlace.runtime.server.http.body import Body, ignored
-from rootlace.runtime.server.http.constraints import Asked, OfTool, json_source
+from rootlace.runtime.server.http.constraints import OfTool, Rule, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.tokenizer import Joined, Piece
 from rootlace.runtime.server.tool_parsers.base import (
@@ -173,7 +173,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice()
-    constraint: Asked | None = None
+    constraint: Rule | None = None
     options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     template: Mapping[str, Any] = msgspec.field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -196,8 +196,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     @property
     def thinks(self) -> bool | None:
         """Return whether the model is to think; None leaves that to the template."""
-        given = self.template.get("enable_thinking", self.template.get("thinking"))
-        return given if isinstance(given, bool) else None
+        enabled = self.template.get("enable_thinking", self.template.get("thinking"))
+        return enabled if isinstance(enabled, bool) else None
 
 
 # Thinking -----------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ def thinking_arguments(
     return arguments
 
 
-def budget_of(given: int | None, thinking: bool | Thinking | None = None) -> int | None:
+def budget_of(budget: int | None, thinking: bool | Thinking | None = None) -> int | None:
     """Return the token bound of thoughts: the body's own field, else Anthropic's."""
-    if given is None and isinstance(thinking, Thinking) and thinking.type != "disabled":
+    if budget is None and isinstance(thinking, Thinking) and thinking.type != "disabled":
         return thinking.budget_tokens
-    return given
+    return budget
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ _NAME = "a_name"
 
 def forced_call(
     choice: ToolChoice, tools: Sequence[Tool], form: Format, options: Mapping[str, Any]
-) -> tuple[tuple[Text, ...], Asked]:
+) -> tuple[tuple[Text, ...], Rule]:
     """Return the text that begins a forced call, and the constraint of the rest.
 
     Raises InvalidParameter for an unknown tool.
@@ -358,17 +358,17 @@ def forced_call(
         begin = Text(form.begin(_NAME).partition("{")[0], special=True)
         one = len(tools) == 1
         places = [f"{'' if one else f'/anyOf/{i}'}/properties/arguments" for i in range(len(tools))]
-        return (begin,), _asked("json_schema", _one_of(tools), options, tools, places)
+        return (begin,), _tools_constraint("json_schema", _one_of(tools), options, tools, places)
     if len(tools) == 1:
-        asked = _asked("json_schema", _parameters(tools[0]), options, tools)
+        rule = _tools_constraint("json_schema", _parameters(tools[0]), options, tools)
         # The name is content.
         before, _, behind = form.begin(_NAME).partition(_NAME)
         spelt = form.begin(tools[0].name).removeprefix(before).removesuffix(behind)
-        return (Text(before, special=True), Text(spelt), Text(behind, special=True)), asked
+        return (Text(before, special=True), Text(spelt), Text(behind, special=True)), rule
     return (), _calls(tools, form, options, one=True)
 
 
-def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
+def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Rule:
     """Return the constraint of free text in which every call is one of an offered tool.
     `tool_calls.arguments` constrains its arguments."""
     # An object without a tag may be text: it is constrained only if arguments must fit.
@@ -379,16 +379,16 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
     # Clients that did not ask for it get an answer even where it cannot be enforced.
     optional = not any(tool.strict for tool in tools)
-    return _asked("structural_tag", tag, {**options, "optional": optional}, tools)
+    return _tools_constraint("structural_tag", tag, {**options, "optional": optional}, tools)
 
 
-def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
+def calls_or_format(rule: Rule, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Rule:
     """Return the constraint of calls, or of a text in the requested format."""
-    schema = msgspec.json.decode(asked.constraint.source)
+    schema = msgspec.json.decode(rule.constraint.source)
     if form.calls.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.as_content(schema)]
         places = ["/properties/parameters"] * len(tools)
-        return _with(asked, tools, tool_calls.either_json(contents), places)
+        return _with(rule, tools, tool_calls.either_json(contents), places)
     tag = tool_calls.or_json(
         _begun(tools, form),
         form.end,
@@ -397,18 +397,18 @@ def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], for
         form.around,
         form.answer_prefix(""),
     )
-    return _with(asked, tools, tag)
+    return _with(rule, tools, tag)
 
 
 def _with(
-    asked: Asked, tools: Sequence[Tool], tag: dict[str, Any], places: Sequence[str] = ()
-) -> Asked:
-    """Return `asked` with the constraint `tag`, for the same field and with the same options."""
+    rule: Rule, tools: Sequence[Tool], tag: dict[str, Any], places: Sequence[str] = ()
+) -> Rule:
+    """Return `rule` with the constraint `tag`, for the same field and with the same options."""
     constraint = msgspec.structs.replace(
-        asked.constraint, kind="structural_tag", source=json_source(tag)
+        rule.constraint, kind="structural_tag", source=json_source(tag)
     )
     return replace(
-        asked, constraint=constraint, given=asked.constraint, tools=_named(tools, places)
+        rule, constraint=constraint, original=rule.constraint, tools=_named(tools, places)
     )
 
 
@@ -440,25 +440,25 @@ def _naming(tool: Tool) -> Iterator[None]:
 
 def _calls(
     tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
-) -> Asked:
+) -> Rule:
     """Return the constraint of calls and no text, at least one; `one`: exactly one."""
     held = tools
     if all(tool.strict is False for tool in tools):
         # Clients that set it for every tool (LlamaIndex) want no schema to be refused.
         held = [replace(tool, strict=None) for tool in tools]
     tag = tool_calls.nothing_else(_begun(held, form), form.end, one, form.around)
-    return _asked("structural_tag", tag, options, tools)
+    return _tools_constraint("structural_tag", tag, options, tools)
 
 
-def _asked(
+def _tools_constraint(
     kind: Any,
     source: dict[str, Any],
     options: Mapping[str, Any],
     tools: Sequence[Tool],
     places: Sequence[str] = (),
-) -> Asked:
+) -> Rule:
     constraint = Constraint(kind, json_source(source), **options)
-    return Asked(constraint, "tools", tools=_named(tools, places))
+    return Rule(constraint, "tools", tools=_named(tools, places))
 
 
 def _named(tools: Sequence[Tool], places: Sequence[str]) -> tuple[OfTool, ...]:

@@ -90,14 +90,14 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class Connections:
-    """Open connections, at most `most`, and which of them wait for a request.
+    """Open connections, at most `limit`, and which of them wait for a request.
 
     The last eighth is for addresses that have less than the mean.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._plenty = plenty(most)
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._plenty = plenty(limit)
         self._address: dict[web.RequestHandler, str] = {}
         """Address of each connection, in the form of `owner_of`."""
         self._count: Counter[str] = Counter()
@@ -113,11 +113,11 @@ class Connections:
     def open(self, handler: web.RequestHandler, address: str) -> bool:
         """Admit a new connection, if necessary in the place of an idle one. Returns whether there
         is room."""
-        taken, own = len(self._address), self._count.get(address, 0)
+        taken, client_connections = len(self._address), self._count.get(address, 0)
         for_others = taken >= self._plenty and kept_for_others(
-            own, len(self._count), taken, self.most
+            client_connections, len(self._count), taken, self.limit
         )
-        if for_others or taken >= self.most:
+        if for_others or taken >= self.limit:
             idle = self._longest_idle(address if for_others else None)
             if idle is None:
                 return False

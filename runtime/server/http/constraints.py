@@ -114,17 +114,17 @@ class OfTool(NamedTuple):
     within: str = ""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True):
     """Constraint, and the field that asks for it, which the engine's errors are to name.
 
-    `strict`: a keyword of the schema that looks misspelt is an error. `given`: the client's
+    `strict`: a keyword of the schema that looks misspelt is an error. `original`: the client's
     constraint, if `constraint` was derived from it. `tools`: tools that the constraint is made of.
     """
 
     constraint: Constraint
     param: str
     strict: bool = False
-    given: Constraint | None = None
+    original: Constraint | None = None
     tools: tuple[OfTool, ...] = ()
 
     @property
@@ -135,17 +135,17 @@ class Asked(msgspec.Struct, frozen=True):
     def check_keywords(self) -> None:
         """Warn of keywords without effect or of older drafts. Raises InvalidConstraint for a
         misspelt keyword of a strict schema."""
-        given = self.given or self.constraint
-        if not self.tools or self.given is not None:
-            strict = self.strict or given.strict
-            if given.kind == "json_schema":
-                _check_keywords(given.source, self.param, self.param, strict)
-            elif given.kind in ("structural_tag", "ebnf"):
+        original = self.original or self.constraint
+        if not self.tools or self.original is not None:
+            strict = self.strict or original.strict
+            if original.kind == "json_schema":
+                _check_keywords(original.source, self.param, self.param, strict)
+            elif original.kind in ("structural_tag", "ebnf"):
                 from rootlace.runtime.structured.gbnf import schemas_of_grammar
                 from rootlace.runtime.structured.structural_tag import schemas_of_tag
 
-                within = schemas_of_tag if given.kind == "structural_tag" else schemas_of_grammar
-                for schema in within(given.source):
+                within = schemas_of_tag if original.kind == "structural_tag" else schemas_of_grammar
+                for schema in within(original.source):
                     _check_keywords(schema, self.param, self.param, strict)
         for tool in self.tools:
             source = msgspec.json.encode(tool.schema).decode()
@@ -157,27 +157,27 @@ class Asked(msgspec.Struct, frozen=True):
                     raise InvalidConstraint(f"{whose}: {remark}", "tools")
                 note_warning(f"{whose}: {remark}")
 
-    def told(self, message: str) -> str:
+    def with_tool(self, message: str) -> str:
         """Return the engine's message with the name of the wrong schema's tool, and the place."""
         place, _, pointer = message.partition(" #")
         tags, alone = _TAG.findall(place), _ALONE.search(place)
-        found: list[OfTool] = []
+        tools: list[OfTool] = []
         if tags and self.tools:
-            found = [self.tools[int(tags[-1]) % len(self.tools)]]
+            tools = [self.tools[int(tags[-1]) % len(self.tools)]]
         elif alone and self.tools and self.tools[0].within:
-            found = [*self.tools[int(alone[1]) :][:1]]
-        elif self.given is None:
+            tools = [*self.tools[int(alone[1]) :][:1]]
+        elif self.original is None:
             definition = _DEFINITION.match(pointer)
-            found = [
+            tools = [
                 tool
                 for tool in self.tools
                 if len(self.tools) == 1
                 or (tool.within and pointer.startswith(f"{tool.within}/"))
                 or (definition and definition[1] in (tool.schema or {}).get("$defs", ()))
             ]
-        if found and pointer:
-            message = f"json_schema: #{pointer.removeprefix(found[0].within)}"
-        return f"tool {found[0].name!r}: {message}" if found else message
+        if tools and pointer:
+            message = f"json_schema: #{pointer.removeprefix(tools[0].within)}"
+        return f"tool {tools[0].name!r}: {message}" if tools else message
 
 
 _TAG = re.compile(r"\btags\[(\d+)\]")
@@ -189,15 +189,15 @@ _DEFINITION = re.compile(r"/\$defs/([^/:]+)")
 def _malformed_patterns(schema: str) -> tuple[Remark, ...]:
     """Find malformed patterns in a schema; such patterns have no effect."""
     try:
-        found = [*islice(patterns(schema), MAX_PATTERNS)]
-        if not found:
+        malformed = [*islice(patterns(schema), MAX_PATTERNS)]
+        if not malformed:
             return ()
         # Late imports: importing the reader of patterns takes a fifth of a server's start.
         from rootlace.runtime.structured.json_schema.pattern import syntax_error
 
         return tuple(
             Remark(path, f"{one!r}: {wrong}", misspelt=True)
-            for path, one in found
+            for path, one in malformed
             if (wrong := syntax_error(one))
         )
     except RecursionError:
@@ -232,7 +232,7 @@ _NOTHING = (None,) * len(_FIELDS)
 
 def openai_constraint(
     body: OpenAIConstraintBody, options: Mapping[str, Any] | None = None
-) -> Asked | None:
+) -> Rule | None:
     """Return the one constraint of a body of OpenAI's endpoints, with its `openai_options`.
 
     Raises InvalidParameter if there are several, or for an option that cannot be applied.
@@ -276,7 +276,7 @@ def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
     return options
 
 
-def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
+def sglang_constraint(body: ConstraintBody, below: str) -> Rule | None:
     """Return the one constraint of sglang's `sampling_params`, at `below` in the body."""
     found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
     return _only_one(found, constraint_options(body))
@@ -284,13 +284,13 @@ def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
 
 def constraint_options(body: ConstraintBody) -> dict[str, Any]:
     """Return the options of `Constraint` that a body sets."""
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name in CONSTRAINT_OPTIONS:
         if (value := getattr(body, name)) is not None:
-            given[name] = value
-    if isinstance(given.get("jump_forward"), bool):
-        given["jump_forward"] = "canonical" if given["jump_forward"] else "off"
-    return given
+            options[name] = value
+    if isinstance(options.get("jump_forward"), bool):
+        options["jump_forward"] = "canonical" if options["jump_forward"] else "off"
+    return options
 
 
 def json_source(value: Source) -> str:
@@ -298,9 +298,9 @@ def json_source(value: Source) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def schema_constraint(schema: Source, param: str, strict: bool = False) -> Asked:
+def schema_constraint(schema: Source, param: str, strict: bool = False) -> Rule:
     """Make the constraint of a JSON schema, requested by the field `param`."""
-    return Asked(Constraint("json_schema", json_source(schema)), param, strict)
+    return Rule(Constraint("json_schema", json_source(schema)), param, strict)
 
 
 def _sglang(body: ConstraintBody) -> dict[str, tuple[ConstraintKind, Source | None]]:
@@ -308,18 +308,18 @@ def _sglang(body: ConstraintBody) -> dict[str, tuple[ConstraintKind, Source | No
 
 
 def _only_one(
-    found: Mapping[str, tuple[ConstraintKind, Source | None]],
+    sources: Mapping[str, tuple[ConstraintKind, Source | None]],
     options: Mapping[str, Any],
     strict: bool = False,
-) -> Asked | None:
-    given = [(name, kind, src) for name, (kind, src) in found.items() if src is not None]
-    if len(given) > 1:
-        names = [name for name, _, _ in given]
+) -> Rule | None:
+    present = [(name, kind, src) for name, (kind, src) in sources.items() if src is not None]
+    if len(present) > 1:
+        names = [name for name, _, _ in present]
         raise InvalidParameter(names[1], f"only one constraint is possible, not {', '.join(names)}")
-    if not given:
+    if not present:
         return None
-    ((param, kind, source),) = given
-    return Asked(Constraint(kind, json_source(source), **options), param, strict)
+    ((param, kind, source),) = present
+    return Rule(Constraint(kind, json_source(source), **options), param, strict)
 
 
 _OF_TYPE: Mapping[str, tuple[str, ...]] = {
@@ -329,39 +329,39 @@ _OF_TYPE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _response_format(given: ResponseFormat | None) -> tuple[ConstraintKind, Source | None]:
-    if given is None:
+def _response_format(field: ResponseFormat | None) -> tuple[ConstraintKind, Source | None]:
+    if field is None:
         return "json_schema", None
     for kind, names in _OF_TYPE.items():
         for name in names:
-            if kind != given.type and getattr(given, name) is not None:
+            if kind != field.type and getattr(field, name) is not None:
                 # A schema that is not enforced must not look like one that is.
                 param = f"response_format.{name}"
-                says = f"{param} belongs to type {kind!r}, not to {given.type!r}"
-                if given.type == "json_schema":
+                says = f"{param} belongs to type {kind!r}, not to {field.type!r}"
+                if field.type == "json_schema":
                     says += "; the schema of this type is response_format.json_schema.schema"
                 raise InvalidParameter(param, says)
-    if given.type == "text":
+    if field.type == "text":
         return "json_schema", None
-    if given.type == "json_object":
-        schemas = [one for one in (given.schema, given.value) if one is not None]
+    if field.type == "json_object":
+        schemas = [one for one in (field.schema, field.value) if one is not None]
         if len(schemas) > 1:
             param = "response_format.value"
             raise InvalidParameter(param, f"{param} is another name of response_format.schema")
         return "json_schema", schemas[0] if schemas else {"type": "object"}
-    if given.type == "structural_tag" and given.format is not None:
-        return "structural_tag", {"type": "structural_tag", "format": given.format}
-    if given.type == "structural_tag":
+    if field.type == "structural_tag" and field.format is not None:
+        return "structural_tag", {"type": "structural_tag", "format": field.format}
+    if field.type == "structural_tag":
         for name in ("structures", "triggers"):
-            if getattr(given, name) is None:
+            if getattr(field, name) is None:
                 param = f"response_format.{name}"
                 raise InvalidParameter(param, f"{param} is missing")
-        return "structural_tag", {"structures": given.structures, "triggers": given.triggers}
-    if given.json_schema is None or given.json_schema.schema is None:
+        return "structural_tag", {"structures": field.structures, "triggers": field.triggers}
+    if field.json_schema is None or field.json_schema.schema is None:
         raise InvalidParameter(
             "response_format.json_schema", "response_format.json_schema.schema is missing"
         )
-    return "json_schema", given.json_schema.schema
+    return "json_schema", field.json_schema.schema
 
 
 def _make_compact(options: dict[str, Any], param: str) -> None:

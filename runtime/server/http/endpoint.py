@@ -76,19 +76,19 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request. Raises the errors of `read_body`, `read_query` and `call`."""
         wanted = self._wanted
-        given: dict[str, Any] = {n: v for n, v in request.match_info.items() if n in wanted}
+        values: dict[str, Any] = {n: v for n, v in request.match_info.items() if n in wanted}
         if "request" in wanted:
-            given["request"] = request
+            values["request"] = request
         elif "body" in wanted and self.body is not None:
-            given["body"] = await read_body(request, self.body)
+            values["body"] = await read_body(request, self.body)
         elif self.method == "POST":
             await request.app[RECEIVING].read(request)  # whatever is sent
         if "query" in wanted and self.query is not None:
-            given["query"] = read_query(request, self.query)
-        found = await self.call(**given)
-        if isinstance(found, Stream):
-            return await found.send(request)
-        return found if isinstance(found, web.StreamResponse) else json_response(found)
+            values["query"] = read_query(request, self.query)
+        reply = await self.call(**values)
+        if isinstance(reply, Stream):
+            return await reply.send(request)
+        return reply if isinstance(reply, web.StreamResponse) else json_response(reply)
 
 
 def endpoint(
@@ -96,10 +96,10 @@ def endpoint(
 ) -> Endpoint:
     """Make an endpoint from the types of `call`; `stated` fields take precedence."""
     types = get_type_hints(call)
-    given = types.pop("return")
+    reply = types.pop("return")
     replies = [
         kind
-        for kind in (get_args(given) if get_origin(given) in (Union, UnionType) else (given,))
+        for kind in (get_args(reply) if get_origin(reply) in (Union, UnionType) else (reply,))
         if not (isinstance(kind, type) and issubclass(kind, Stream | web.StreamResponse))
     ]
     found = {"reply": reduce(or_, replies)} if replies else {}

@@ -122,8 +122,8 @@ def error_response(error: Exception, path: str = "") -> web.Response:
         # The header of a 405 that lists the allowed methods.
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
     if isinstance(error, Overloaded | ServerUnavailable):
-        told = error.retry_after if isinstance(error, Overloaded) else None
-        seconds = RETRY_AFTER_SECONDS if told is None else told
+        retry_after = error.retry_after if isinstance(error, Overloaded) else None
+        seconds = RETRY_AFTER_SECONDS if retry_after is None else retry_after
         headers["Retry-After"] = str(math.ceil(seconds))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -23,7 +23,7 @@ from rootlace.runtime.server.auth import ASKER, Asker
 from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, pieces_of
 from rootlace.runtime.server.http.connections import SEEN
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.http.errors import InvalidParameter, named
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import remaining
@@ -109,8 +109,8 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
     seen.prompt += usage.prompt_tokens
     if report is not None and len(seen.reports) < MAX_REPORTS:
         # No texts: a header is for machines, and Latin-1.
-        given = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
-        seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
+        report_fields = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
+        seen.reports.append(report_fields | ({"lost": report.lost} if report.lost else {}))
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     parts: tuple[Part, ...]
     params: SamplingParams
-    asked: Asked | None = None
+    rule: Rule | None = None
     namespace: str = ""
     cache_report: bool = False
     adapter: str = ""
@@ -141,7 +141,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             0,
             0,
             params=self.params,
-            constraint=self.asked.constraint if self.asked else None,
+            constraint=self.rule.constraint if self.rule else None,
             stream=stream,
             cache_report=self.cache_report,
             tell_cached=stream,
@@ -160,25 +160,25 @@ class GenerationStream:
     """
 
     def __init__(
-        self, gateway: ServedModel, requests: Sequence[GenerateRequest], stream: bool = False
+        self, model: ServedModel, requests: Sequence[GenerateRequest], stream: bool = False
     ) -> None:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
         """True while an iterator waits for events."""
         self._direct: DirectEvents | None = None
         self._write: Callable[[Chunk], bytes] | None = None
-        self._gateway = gateway
+        self._model = model
         self._requests = requests
         self._stream = stream
-        checked: Asked | None = None
+        checked: Rule | None = None
         for one in requests:
-            if one.asked is not None and one.asked is not checked:
-                checked = one.asked
+            if one.rule is not None and one.rule is not checked:
+                checked = one.rule
                 checked.check_keywords()
         asker = admitted()
-        if gateway.drain.begun:
-            raise gateway.drain.refusal()
-        self._open = OpenSequences(gateway, self._events.put_nowait, asker, stays_wanted=True)
+        if model.drain.begun:
+            raise model.drain.refusal()
+        self._open = OpenSequences(model, self._events.put_nowait, asker, stays_wanted=True)
         self._kept = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
@@ -255,16 +255,16 @@ class GenerationStream:
 
     async def results(self) -> list[Generated]:
         """Return the results in the order of the requests."""
-        found = {index: event async for index, event in self if isinstance(event, Generated)}
-        return [found[index] for index in range(len(self._requests))]
+        results = {index: event async for index, event in self if isinstance(event, Generated)}
+        return [results[index] for index in range(len(self._requests))]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         while len(self._ended) < len(self._requests):
             self._idle = True
-            if (told := self._told(await self._events.get())) is not None:
-                yield told
+            if (event := self._checked_event(await self._events.get())) is not None:
+                yield event
 
-    def _told(
+    def _checked_event(
         self, event: tuple[int, Chunk | Generated] | Exception
     ) -> tuple[int, Chunk | Generated] | None:
         """Return an event for the iterator; None behind a request's end. Raises the error of a
@@ -275,43 +275,43 @@ class GenerationStream:
                 raise event
             finally:
                 del event  # its traceback has this frame
-        index, told = event
+        index, output = event
         if index in self._ended:
             return None
-        if not isinstance(told, Generated):
-            seen, cached = SEEN.get(), told.cached_tokens
+        if not isinstance(output, Generated):
+            seen, cached = SEEN.get(), output.cached_tokens
             if seen is not None and seen.cached is None and cached is not None:
                 seen.cached = cached  # a stream knows no more when it begins
             return event
         self._ended.add(index)
-        if told.prompt_logprobs:
-            self._count_scores(told, index)
+        if output.prompt_logprobs:
+            self._count_scores(output, index)
         if index in self._written:
-            told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
-        note_usage(told.usage, told.facts.report)
-        return index, told
+            output = msgspec.structs.replace(output, usage=self._counted(output.usage, index))
+        note_usage(output.usage, output.facts.report)
+        return index, output
 
     # ------------------------------------------------------------ one request
 
     async def _run(self, index: int) -> None:
-        gateway, request = self._gateway, self._requests[index]
+        model, request = self._model, self._requests[index]
         op = request.operation(self._stream)
         failure: RootlaceError
         try:
             async with asyncio.timeout(request.handling.timeout) as deadline:
                 if self._turn is not None:
                     await self._turn.wait()
-                share, kept = request.handling.cache.share, "kept" if request.keep else ""
-                sequence = self._open.begin(request.namespace, request.adapter, share, kept)
+                share, program = request.handling.cache.share, "kept" if request.keep else ""
+                sequence = self._open.begin(request.namespace, request.adapter, share, program)
                 try:
                     rest = request.parts
                     if request.pins:
                         rest = await self._pin(index, request, sequence)
-                    await append(gateway, sequence, Append(0, 0, rest))
+                    await append(model, sequence, Append(0, 0, rest))
                     sequence.check_handling(op.handling)
                     self._sequences[index] = sequence
                     take = partial(self._take, index) if index else self._take_first
-                    result = await Generation(gateway, sequence, op, take).run()
+                    result = await Generation(model, sequence, op, take).run()
                 finally:
                     if not request.keep:
                         self._open.release(sequence)
@@ -337,11 +337,11 @@ class GenerationStream:
         text, begin = Joined.of(pieces_of(request.parts)), 0
         for pin in request.pins:
             parts = tuple(Text(*piece) for piece in text.cut(begin, pin.end))
-            await append(self._gateway, sequence, Append(0, 0, parts))
+            await append(self._model, sequence, Append(0, 0, parts))
             begin = pin.end
             handling = msgspec.structs.replace(request.handling, cache=pin.cache)
             sequence.check_handling(handling)
-            done = await prefill(self._gateway, sequence, Prefill(0, 0, handling))
+            done = await prefill(self._model, sequence, Prefill(0, 0, handling))
             assert isinstance(done, Done) and done.usage is not None
             computed = done.usage.prompt_tokens - done.usage.cached_tokens
             self._written[index] = (*self._written.get(index, ()), computed)
@@ -386,20 +386,20 @@ class GenerationStream:
 
     def _named(self, error: RootlaceError, index: int) -> RootlaceError:
         """Name the field of the body in the error."""
-        request, asked = self._requests[index], self._requests[index].asked
+        request, rule = self._requests[index], self._requests[index].rule
         if len(self._requests) > 1:
             param = error.param if isinstance(error, InvalidRequest) else None
             error = from_code(error.code, f"prompt {index}: {error}", param)
-        if isinstance(error, InvalidConstraint) and asked is not None:
-            return InvalidConstraint(asked.told(str(error)), asked.param)
+        if isinstance(error, InvalidConstraint) and rule is not None:
+            return InvalidConstraint(rule.with_tool(str(error)), rule.param)
         if isinstance(error, InvalidRequest) and (error.param or "").startswith("stop"):
             error.param = f"{request.sampling}.{error.param}" if request.sampling else error.param
         return named(error, request.param)
 
 
-async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
+async def run(model: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
     """Return the results in the order of the requests. Raises the error of the first that fails."""
-    with GenerationStream(gateway, requests) as stream:
+    with GenerationStream(model, requests) as stream:
         return await stream.results()
 
 
@@ -461,26 +461,26 @@ class Reader:
     def feed(self, text: str) -> list[Delta]:
         if self._parser is None:
             return [Content(text)] if text else []
-        return self._kept(self._parser.feed(text) if text else [])
+        return self._allowed(self._parser.feed(text) if text else [])
 
     def finish(self) -> list[Delta]:
-        return [] if self._parser is None else self._kept(self._parser.finish())
+        return [] if self._parser is None else self._allowed(self._parser.finish())
 
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+    def _allowed(self, deltas: list[Delta]) -> list[Delta]:
         """Drop deltas behind the only call allowed."""
         deltas, self._first = [*self._first, *deltas], []
-        kept = []
+        allowed = []
         for delta in deltas:
             if isinstance(delta, Reasoning):
                 self.thoughts.append(delta.text)
             self._calls += isinstance(delta, CallBegin)
             if self._several or self._calls <= 1:
-                kept.append(delta)
+                allowed.append(delta)
                 if isinstance(delta, CallBegin):
                     self._arguments = []
                 elif isinstance(delta, CallArguments) and self._arguments is not None:
                     self._arguments.append(delta.text)
-        return kept
+        return allowed
 
     def has_cut_call(self, output: Output) -> bool:
         """Return whether `output`, already read, was cut within a call."""
@@ -499,7 +499,7 @@ class AnswerStream(GenerationStream):
 
     def __init__(
         self,
-        gateway: ServedModel,
+        model: ServedModel,
         prepared: Prepared,
         direct: DirectEvents | None = None,
         writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
@@ -510,7 +510,7 @@ class AnswerStream(GenerationStream):
         deltas are not among `events`."""
         self._prepared = prepared
         self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
-        super().__init__(gateway, [prepared.job], stream)
+        super().__init__(model, [prepared.job], stream)
 
         self._writers = writers
         if direct is not None:
@@ -520,9 +520,9 @@ class AnswerStream(GenerationStream):
         """Give an `AnswerDelta` for each chunk, and the `FinalOutput` last."""
         while not self._ended:
             self._idle = True
-            if (told := self._told(await self._events.get())) is None:
+            if (output := self._checked_event(await self._events.get())) is None:
                 continue
-            _, event = told
+            _, event = output
             if isinstance(event, Chunk):
                 yield self._delta(event)
                 continue
@@ -544,10 +544,10 @@ class AnswerStream(GenerationStream):
 
     @classmethod
     async def whole(
-        cls, gateway: ServedModel, prepared: Prepared
+        cls, model: ServedModel, prepared: Prepared
     ) -> tuple[FinalOutput, list[Answer]]:
         """Return the whole answers at once. The caller must close kept sequences."""
-        with cls(gateway, prepared, stream=False) as stream:
+        with cls(model, prepared, stream=False) as stream:
             (generated,) = await stream.results()
             answers = [
                 Answer.of([*reader.feed(output.text), *reader.finish()])
@@ -556,12 +556,12 @@ class AnswerStream(GenerationStream):
             return await stream._final(generated), answers
 
     async def _final(self, generated: Generated) -> FinalOutput:
-        prepared, tokenizer = self._prepared, self._gateway.tokenizer
+        prepared, tokenizer = self._prepared, self._model.tokenizer
         count, cut_calls = 0, []
         for reader, output in zip(self._readers, generated.outputs, strict=True):
             cut_calls.append(reader.has_cut_call(output))
             if text := "".join(reader.thoughts):
-                ids = await self._gateway.tokenize(len(text), tokenizer.encode, text, False)
+                ids = await self._model.tokenize(len(text), tokenizer.encode, text, False)
                 count += len(ids)
         count = min(count, generated.usage.completion_tokens)
         if prepared.written is None:
@@ -577,8 +577,8 @@ Result = Explained | Generated | Selected
 
 
 async def behind_prompts(
-    gateway: ServedModel,
-    asked: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
+    model: ServedModel,
+    operations: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
     count: int,
     *,
     namespace: str,
@@ -597,12 +597,12 @@ async def behind_prompts(
     together. `param` names the field of a prompt, and `choices` that of choices.
     """
     asker = admitted(counts=not free)
-    if gateway.drain.begun:
-        raise gateway.drain.refusal()
+    if model.drain.begun:
+        raise model.drain.refusal()
     clock = asyncio.get_running_loop().time
     started = clock()
     results: dict[int, Result] = {}
-    waiting = enumerate(asked)
+    waiting = enumerate(operations)
     unloaded: list[RootlaceError] = []
     turn = Turn()
 
@@ -614,8 +614,8 @@ async def behind_prompts(
         try:
             sequence = opened.begin(namespace, adapter, handling.cache.share)
             try:
-                await append(gateway, sequence, Append(0, 0, parts))
-                result = await _behind(gateway, sequence, op)
+                await append(model, sequence, Append(0, 0, parts))
+                result = await _behind(model, sequence, op)
             finally:
                 opened.release(sequence)
         except RootlaceError as error:
@@ -633,7 +633,7 @@ async def behind_prompts(
         for worker in workers:
             worker.cancel()
 
-    opened = OpenSequences(gateway, end, asker)
+    opened = OpenSequences(model, end, asker)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
         async with in_time(handling.timeout):
@@ -650,18 +650,18 @@ async def behind_prompts(
 
 
 async def _behind(
-    gateway: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
+    model: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
 ) -> Result:
     if isinstance(op, Explain):
-        return await explain(gateway, sequence, op)
+        return await explain(model, sequence, op)
     sequence.check_handling(op.handling)
     if isinstance(op, Generate):
-        return await Generation(gateway, sequence, op).run()
-    return await Selection(gateway, sequence, op).run()
+        return await Generation(model, sequence, op).run()
+    return await Selection(model, sequence, op).run()
 
 
 async def vectors(
-    gateway: ServedModel,
+    model: ServedModel,
     inputs: Sequence[tuple[Part, ...]],
     pooling: Pooling | None,
     dimensions: int | None = None,
@@ -669,10 +669,10 @@ async def vectors(
 ) -> tuple[list[Vector], Usage]:
     """Compute vectors with `find_vectors` for the caller, whose request is counted. `dimensions`
     keeps the first numbers of each. Raises InvalidParameter."""
-    size = gateway.engine.info.hidden_size
+    size = model.engine.info.hidden_size
     if dimensions is not None and not 0 < dimensions <= size:
         raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
     how["dimensions"] = dimensions
-    found, usage = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
+    vectors, usage = await find_vectors(model, inputs, pooling, asker=admitted(), **how)
     note_usage(usage, None)
-    return found, usage
+    return vectors, usage

@@ -72,9 +72,9 @@ def request_middleware(
 
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get(REQUEST_ID, "")
+        client_id = request.headers.get(REQUEST_ID, "")
         # The id stays set: the same task writes the reply's headers after the handler's end.
-        request_id.set(given if SENSIBLE_ID.fullmatch(given) else uuid.uuid4().hex)
+        request_id.set(client_id if SENSIBLE_ID.fullmatch(client_id) else uuid.uuid4().hex)
         request.app[CONNECTIONS].begin(request.protocol)
         SEEN.set(Seen())
         _note_source(request, front_secret)
@@ -216,17 +216,17 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
     count as JSON: no browser sends them without asking first. Ollama's paths take a body of no type
     from clients that are no browser, such as LiteLLM.
     """
-    resource, given = request.match_info.route.resource, request.content_type
+    resource, content_type = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
     if "Content-Type" not in request.headers:
         if not request.body_exists or (
             request.path.startswith(OLLAMA_PATHS) and not is_browser(request)
         ):
             return
-        given = "of no type"
-    if given != wanted and not (given == _OCTETS and wanted == JSON):
+        content_type = "of no type"
+    if content_type != wanted and not (content_type == _OCTETS and wanted == JSON):
         raise UnsupportedMediaType(
-            f"the body is {given}: {request.path} takes {wanted}; "
+            f"the body is {content_type}: {request.path} takes {wanted}; "
             f"send the header Content-Type: {wanted}"
         )
 
@@ -331,8 +331,8 @@ class Pages(msgspec.Struct, frozen=True):
         """Answer a page's preflight request; None for other requests of this method. Raises
         Forbidden where the page may not ask."""
         origin = request.headers.get("Origin")
-        asked = request.headers.get("Access-Control-Request-Method")
-        if origin is None or asked is None:
+        method = request.headers.get("Access-Control-Request-Method")
+        if origin is None or method is None:
             return None
         if not self.may_read(origin):
             raise Forbidden(
@@ -342,7 +342,7 @@ class Pages(msgspec.Struct, frozen=True):
         return web.Response(
             status=204,
             headers={
-                "Access-Control-Allow-Methods": asked,
+                "Access-Control-Allow-Methods": method,
                 "Access-Control-Allow-Headers": wanted,
                 "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
             },
@@ -359,8 +359,8 @@ class Pages(msgspec.Struct, frozen=True):
             return not (request.method == "GET" and is_page(request.path))
         if site == "same-origin" or not origin:
             return False
-        _, found, asked = origin.lower().partition("://")
-        if found and asked == request.host.lower():
+        _, separator, host = origin.lower().partition("://")
+        if separator and host == request.host.lower():
             return False
         return _host_named(origin)[0] not in self.hosts  # a proxy may have rewritten the Host
 

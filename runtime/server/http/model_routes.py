@@ -126,26 +126,26 @@ class ModelRoutes:
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, timeout, body = await _asked(request)
+            name, timeout, body = await _named_model(request)
             leaves = path in _KEEPING_ALIVE and unloads(self._registry.config.load, body.keep_alive)
             chat = path == "/api/chat"
             text = body.messages if chat else body.prompt
             if leaves and path in _STOPPING and bytes(text) in _EMPTY:
-                slot = self._registry.slot(asked)
+                slot = self._registry.slot(name)
                 if slot.model is None and slot.loading is None:
-                    return json_response(without_text(asked or slot.name, chat, "unload"))
-            async with self._use(asked, timeout) as model:
+                    return json_response(without_text(name or slot.name, chat, "unload"))
+            async with self._use(name, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
             if leaves and reply.status < 400:
-                self._registry.unload(asked)
+                self._registry.unload(name)
             return reply
 
         return handle
 
     def _watch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, *_ = await _asked(request)
-            model = _loaded(self._registry.slot(asked))
+            name, *_ = await _named_model(request)
+            model = _loaded(self._registry.slot(name))
             return await self._of(model).endpoints[method, path].handle(request)
 
         return handle
@@ -158,20 +158,20 @@ class ModelRoutes:
         return answer
 
     @asynccontextmanager
-    async def _use(self, asked: str | None, timeout: float | None) -> AsyncIterator[_Model]:
+    async def _use(self, name: str | None, timeout: float | None) -> AsyncIterator[_Model]:
         """Load the model if necessary; the time that takes counts towards the `timeout`."""
         begun = time.monotonic()
-        async with self._registry.use(asked, timeout) as model:
+        async with self._registry.use(name, timeout) as model:
             with waited(time.monotonic() - begun):
                 yield self._of(model)
 
     def _of(self, model: ServedModel) -> _Model:
-        found = model.answering
-        if not isinstance(found, _Model):
+        answering = model.answering
+        if not isinstance(answering, _Model):
             listed = endpoints(model, self.shared)
             by_path = {(one.method, one.path): one for one in listed}
-            found = model.answering = _Model(by_path, Info(model))
-        return found
+            answering = model.answering = _Model(by_path, Info(model))
+        return answering
 
     # ------------------------------------------------------------ of all models
 
@@ -198,11 +198,11 @@ class ModelRoutes:
         ]
 
     async def tags(self) -> Entries:
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for slot in self._registry.all:
             entry, model = await self._tag(slot), slot.model
-            found += [entry] if model is None else with_adapters(entry, model.model_info)
-        return Entries(models=found)
+            entries += [entry] if model is None else with_adapters(entry, model.model_info)
+        return Entries(models=entries)
 
     async def running(self) -> Entries:
         return Entries(
@@ -242,35 +242,35 @@ class ModelRoutes:
         degraded: list[str] = []
         for slot in self._requested_slots(request):
             if slot.model is not None:
-                found = await self._of(slot.model).endpoints["GET", "/ready"].call(request)
-                degraded += [one for one in found.degraded if one not in degraded]
+                reply = await self._of(slot.model).endpoints["GET", "/ready"].call(request)
+                degraded += [one for one in reply.degraded if one not in degraded]
             elif "model" in request.query:
                 _loaded(slot)
         return Ready("ready", tuple(degraded))
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Evict unused prefixes of the named model; a model that is not loaded has none."""
-        asked, _, _ = await _asked(request)
-        slot = self._registry.slot(asked)
+        name, _, _ = await _named_model(request)
+        slot = self._registry.slot(name)
         if slot.model is None:
             return web.Response(text=f"The model {slot.name} is not loaded.\n")
         return await self._of(slot.model).info.flush_cache()
 
     async def metrics(self) -> web.Response:
         """Return the metrics for Prometheus, by model."""
-        found: dict[str, Model] = {}
+        models: dict[str, Model] = {}
         for slot in self._registry.all:
             model, status = slot.model, None
             if model is not None:  # the model may be unloaded meanwhile
                 with suppress(RootlaceError):
                     status = await model.status()
-            found[slot.name] = None if model is None else model.metrics, status
-        body = text_of_all(self._registry.metrics, found)
+            models[slot.name] = None if model is None else model.metrics, status
+        body = text_of_all(self._registry.metrics, models)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     def _requested_slots(self, request: web.Request) -> list[ModelSlot]:
-        asked = request.query.get("model")
-        return self._registry.all if asked is None else [self._registry.slot(asked)]
+        name = request.query.get("model")
+        return self._registry.all if name is None else [self._registry.slot(name)]
 
 
 def _loaded(slot: ModelSlot) -> ServedModel:
@@ -294,24 +294,24 @@ def _written(started: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat()
 
 
-async def _asked(request: web.Request) -> tuple[str | None, float | None, _Named]:
+async def _named_model(request: web.Request) -> tuple[str | None, float | None, _Named]:
     """Return a request's model, timeout and body; None where missing or unreadable."""
-    asked: _Scalar = request.query.get("model")
+    name: _Scalar = request.query.get("model")
     timeout, body = None, _Named()
-    if asked is None and request.method == "POST":
+    if name is None and request.method == "POST":
         try:
             body = _named.decode(await request.app[RECEIVING].read(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None, None, body
-        asked = body.model or body.name
+        name = body.model or body.name
         with suppress(msgspec.ValidationError):  # the endpoint reports the fault
             timeout = msgspec.convert(body.timeout, Seconds | None)
-    return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout, body
+    return name.removesuffix(":latest") if isinstance(name, str) else None, timeout, body
 
 
 def runner_for(served: ServedModel | ModelRegistry) -> web.AppRunner:
     """Make a runner of every HTTP endpoint of one model or of several."""
     if isinstance(served, ServedModel):
         return make_runner(served)
-    found = ModelRoutes(served)
-    return runner_of(served, found.all, found.shared)
+    routes = ModelRoutes(served)
+    return runner_of(served, routes.all, routes.shared)

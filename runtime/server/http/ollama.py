@@ -25,7 +25,7 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.constraints import Asked, schema_constraint
+from rootlace.runtime.server.http.constraints import Rule, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     AnswerDelta,
@@ -221,7 +221,7 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
     return named
 
 
-def constraint_of(body: AnswerBody) -> Asked | None:
+def constraint_of(body: AnswerBody) -> Rule | None:
     """Return the constraint of `format`."""
     if body.format is None or body.format == "":
         return None
@@ -232,41 +232,41 @@ def constraint_of(body: AnswerBody) -> Asked | None:
 def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
     """Return messages as chat templates take them. Raises InvalidParameter for images, and for a
     message without content that is not the model's."""
-    found = []
-    for index, given in enumerate(messages):
-        if given.images:
+    messages_read = []
+    for index, sent in enumerate(messages):
+        if sent.images:
             param = f"messages[{index}].images"
             raise InvalidParameter(param, f"{param}: only text is served")
-        if given.content is None and given.role != "assistant":
+        if sent.content is None and sent.role != "assistant":
             param = f"messages[{index}].content"
             raise InvalidParameter(param, f"{param} is missing")
-        message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
-        if given.tool_calls:
+        message: dict[str, Any] = {"role": sent.role, "content": sent.content or ""}
+        if sent.tool_calls:
             message["tool_calls"] = [
                 call_of(call.id or f"call_{number}", call.function.name, call.function.arguments)
-                for number, call in enumerate(given.tool_calls)
+                for number, call in enumerate(sent.tool_calls)
             ]
         for name, value in (
-            ("reasoning_content", given.thinking),
-            ("name", given.tool_name),
-            ("tool_call_id", given.tool_call_id),
+            ("reasoning_content", sent.thinking),
+            ("name", sent.tool_name),
+            ("tool_call_id", sent.tool_call_id),
         ):
             if value:
                 message[name] = value
-        found.append(message)
-    return found
+        messages_read.append(message)
+    return messages_read
 
 
 def choice_of(body: ChatBody) -> ToolChoice:
-    given = body.tool_choice
-    if isinstance(given, Choice):
-        return ToolChoice("required", given.name)
-    return ToolChoice(given or "auto")
+    choice = body.tool_choice
+    if isinstance(choice, Choice):
+        return ToolChoice("required", choice.name)
+    return ToolChoice(choice or "auto")
 
 
-def _known(gateway: ServedModel, asked: str) -> str:
+def _known(served: ServedModel, name: str) -> str:
     """Return the served model's name, without a client's tag. Raises ModelNotFound for another."""
-    return check_name(gateway.model_info, asked.removesuffix(":latest"))
+    return check_name(served.model_info, name.removesuffix(":latest"))
 
 
 class Embedded(msgspec.Struct):
@@ -357,24 +357,24 @@ class _Request(msgspec.Struct, frozen=True):
 class Ollama:
     """Handlers of Ollama's interface."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
         self._started = datetime.now(UTC).isoformat()
 
     async def tags(self) -> Entries:
-        return Entries(models=with_adapters(await self._entry(), self._gateway.model_info))
+        return Entries(models=with_adapters(await self._entry(), self._served.model_info))
 
     async def running(self) -> Entries:
-        return Entries(models=[running_of(self._gateway, await self._entry())])
+        return Entries(models=[running_of(self._served, await self._entry())])
 
     async def show(self, body: ShowBody) -> Shown:
-        _known(self._gateway, body.model or body.name or "")
-        info = self._gateway.model_info
-        template = self._gateway.chat.source
+        _known(self._served, body.model or body.name or "")
+        info = self._served.model_info
+        template = self._served.chat.source
         able = ["completion", "embedding"]
         shows = self._chats.tool_prompt(with_tools=True)
-        if shows.lists or self._gateway.config.tools == "auto":
+        if shows.lists or self._served.config.tools == "auto":
             able.append("tools")
         if not (shows.lists or "tools" not in able):
             able.append("tools-in-own-words")
@@ -402,13 +402,13 @@ class Ollama:
         }
 
     async def embed(self, body: EmbedBody) -> Embedded:
-        begun, model = time.monotonic(), _known(self._gateway, body.model)
+        begun, model = time.monotonic(), _known(self._served, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
         return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), 0, total)
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.prompt:  # as Ollama
             return EmbeddedOne([])
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
@@ -425,22 +425,22 @@ class Ollama:
     ) -> tuple[list[list[float]], int]:
         """Return a vector for each text, and all tokens; errors use the fields `names`."""
         found, usage = await vectors(
-            self._gateway,
+            self._served,
             [Prompt(text=text).parts() for text in texts],
             None,
             normalise=normalise,
             dimensions=dimensions,
             names=names,
-            **placed_unpinned(self._gateway, body, model),
+            **placed_unpinned(self._served, body, model),
         )
         return [vector.values.tolist() for vector in found], usage.prompt_tokens
 
     async def _entry(self) -> Entry:
-        info = self._gateway.model_info
+        info = self._served.model_info
         return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
 
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.messages:  # Ollama's clients load a model so
             return without_text(model, True, self._loaded(body))
         messages, tools = messages_of(body.messages), tools_of(body.tools)
@@ -449,7 +449,7 @@ class Ollama:
         return await self._answer(body, model, prepared, chat=True)
 
     async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
-        model = _known(self._gateway, body.model)
+        model = _known(self._served, body.model)
         if not body.prompt:
             return without_text(model, False, self._loaded(body))
         messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -462,7 +462,7 @@ class Ollama:
         return await self._answer(body, model, prepared, chat=False)
 
     def _loaded(self, body: AnswerBody) -> str:
-        return "unload" if unloads(self._gateway.config.load, body.keep_alive) else "load"
+        return "unload" if unloads(self._served.config.load, body.keep_alive) else "load"
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -480,7 +480,7 @@ class Ollama:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             thinking_budget=body.thinking_budget,
-            **placed(self._gateway, body, model),
+            **placed(self._served, body, model),
             **more,
         )
 
@@ -489,30 +489,30 @@ class Ollama:
     ) -> dict[str, Any] | Stream:
         params = prepared.job.params
         top = params.top_logprobs if params.logprobs else None
-        asked = _Request(model, prepared, chat, body.think is not False, top)
+        request = _Request(model, prepared, chat, body.think is not False, top)
         if body.stream is not False:
-            return Stream(self._stream(asked), LINES)
+            return Stream(self._stream(request), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._served, request.prepared)
         generated = ended.generated
-        reply = _text(asked.chat, answer.content)
-        target = reply["message"] if asked.chat else reply
-        if answer.reasoning and asked.thoughts:
+        reply = _text(request.chat, answer.content)
+        target = reply["message"] if request.chat else reply
+        if answer.reasoning and request.thoughts:
             target["thinking"] = answer.reasoning
         if calls := [call for block in blocks_of(answer) if (call := _call(block)) is not None]:
             target["tool_calls"] = calls
-        if asked.top is not None:
+        if request.top is not None:
             tokens = generated.outputs[0].logprobs
             rows = rows_of([generated])
-            reply["logprobs"] = await call_for(rows, self._logprobs, tokens, asked.top)
-        return {**_head(asked.model), **reply, **_done(generated, begun)}
+            reply["logprobs"] = await call_for(rows, self._logprobs, tokens, request.top)
+        return {**_head(request.model), **reply, **_done(generated, begun)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> list[ChosenToken]:
-        return chat_logprobs(self._gateway.tokenizer, tokens, top)["content"]
+        return chat_logprobs(self._served.tokenizer, tokens, top)["content"]
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(self, request: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        with AnswerStream(self._gateway, asked.prepared) as answers:
+        with AnswerStream(self._served, request.prepared) as answers:
             async for event in answers.events():
                 ended = isinstance(event, FinalOutput)
                 changes = (
@@ -521,11 +521,11 @@ class Ollama:
                 lines = []
                 for change in changes:
                     kind = change.block.kind
-                    reply = _text(asked.chat, "")
-                    target = reply["message"] if asked.chat else reply
+                    reply = _text(request.chat, "")
+                    target = reply["message"] if request.chat else reply
                     if isinstance(change, More) and kind == "text":
-                        reply = _text(asked.chat, change.text)
-                    elif isinstance(change, More) and kind == "thoughts" and asked.thoughts:
+                        reply = _text(request.chat, change.text)
+                    elif isinstance(change, More) and kind == "thoughts" and request.thoughts:
                         target["thinking"] = change.text
                     elif isinstance(change, End) and (call := _call(change.block)) is not None:
                         # Ollama's clients take a call in one piece.
@@ -533,14 +533,14 @@ class Ollama:
                     else:
                         continue
                     lines.append(reply)
-                if asked.top is not None and isinstance(event, AnswerDelta) and event.logprobs:
-                    lines = lines or [_text(asked.chat, "")]
-                    lines[-1]["logprobs"] = self._logprobs(event.logprobs, asked.top)
+                if request.top is not None and isinstance(event, AnswerDelta) and event.logprobs:
+                    lines = lines or [_text(request.chat, "")]
+                    lines[-1]["logprobs"] = self._logprobs(event.logprobs, request.top)
                 for line in lines:
-                    yield {**_head(asked.model), **line, "done": False}
+                    yield {**_head(request.model), **line, "done": False}
                 if ended:
                     last = _done(event.generated, begun)  # type: ignore[union-attr]
-                    yield {**_head(asked.model), **_text(asked.chat, ""), **last}
+                    yield {**_head(request.model), **_text(request.chat, ""), **last}
 
 
 def _head(model: str) -> dict[str, Any]:

@@ -80,27 +80,27 @@ def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
     return [{**entry, "name": name, "model": name} for name in model_names(info)]
 
 
-def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
+def running_of(model: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
     """Return the entry of a loaded model."""
-    on_cpu = gateway.engine.info.device == "cpu"
+    on_cpu = model.engine.info.device == "cpu"
     return {
         **entry,
         "expires_at": expires_at,
         "size_vram": 0 if on_cpu else entry["size"],
-        "context_length": gateway.model_info.context_length,
+        "context_length": model.model_info.context_length,
     }
 
 
 def files_at(path: Path) -> tuple[int, str]:
     """Return the bytes of a model's files, and a digest that changes with them."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    size, found = 0, []
+    size, paths = 0, []
     for file in files:
         if file.is_file() and not file.name.startswith("."):
             about = file.stat()
             size += about.st_size
-            found.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
-    return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
+            paths.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
+    return size, hashlib.sha256("\0".join(paths or [str(path)]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

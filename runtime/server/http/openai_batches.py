@@ -63,16 +63,16 @@ class Batches:
         self._service.find(storage.files.records, body.input_file_id, "input_file_id")
         unfinished = [batch for batch in storage.batches.all() if batch.unfinished]
         account = caller()
-        most = None if account is None else account.entry.max_batches
+        max_batches = None if account is None else account.entry.max_batches
         owners = Counter(batch.owner for batch in unfinished)
-        own, taken = owners.get(owner(), 0), len(unfinished)
-        if most is not None and own >= most:
-            raise Overloaded(f"the API key may have {most} unfinished batches (max_batches)")
+        count, taken = owners.get(owner(), 0), len(unfinished)
+        if max_batches is not None and count >= max_batches:
+            raise Overloaded(f"the API key may have {max_batches} unfinished batches (max_batches)")
         if taken >= MAX_UNFINISHED:
             raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
-        if owner() and kept_for_others(own, len(owners), taken, MAX_UNFINISHED):
+        if owner() and kept_for_others(count, len(owners), taken, MAX_UNFINISHED):
             raise Overloaded(
-                f"{own} batches of this API key are unfinished: the last of {MAX_UNFINISHED} are "
+                f"{count} batches of this API key are unfinished: the last of {MAX_UNFINISHED} are "
                 "for others"
             )
         now = int(time.time())
@@ -197,13 +197,13 @@ class Files:
 
     async def _write(self, part: BodyPartReader, content: Path) -> None:
         files = self._service.storage.files
-        size, most = 0, files.bounds.file_bytes
+        size, max_bytes = 0, files.bounds.file_bytes
         with open(content, "wb", opener=private) as file:
             while piece := await part.read_chunk(_PIECE_BYTES):
                 size += len(piece)
-                if size > most:
+                if size > max_bytes:
                     raise web.HTTPRequestEntityTooLarge(
-                        most, size, text=f"a file has at most {most} bytes"
+                        max_bytes, size, text=f"a file has at most {max_bytes} bytes"
                     )
                 files.grow(content, owner(), size)
                 file.write(piece)

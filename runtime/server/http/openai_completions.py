@@ -117,7 +117,7 @@ class CompletionReply(Envelope):
     usage: UsageReply
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _Request(msgspec.Struct, frozen=True):
     """Body, checked and parsed. `top` is None without logprobs."""
 
     model: str
@@ -144,11 +144,11 @@ class _UsageSoFar:
         if prompt_tokens is not None:
             self._prompts[prompt] = prompt_tokens
         self._choices[choice] += tokens
-        found, completion = self._prompts.get(prompt, 0), self._choices[choice]
+        counted, completion = self._prompts.get(prompt, 0), self._choices[choice]
         return {
-            "prompt_tokens": found,
+            "prompt_tokens": counted,
             "completion_tokens": completion,
-            "total_tokens": found + completion,
+            "total_tokens": counted + completion,
         }
 
     def end(
@@ -162,25 +162,25 @@ class _UsageSoFar:
 class Completions:
     """Handler of completions."""
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
 
     async def handle(self, body: CompletionBody) -> CompletionReply | Stream:
-        asked = self._parse(body)
+        parsed = self._parse(body)
         if body.stream:
-            direct = DirectEvents(self._gateway.deliveries)
-            return Stream(self._stream(asked, direct), direct=direct)
-        results = await run(self._gateway, asked.jobs)
-        choices = await call_for(rows_of(results), self._choices, asked, results)
-        head = envelope("cmpl", "text_completion", asked.model, asked.id)
+            direct = DirectEvents(self._served.deliveries)
+            return Stream(self._stream(parsed, direct), direct=direct)
+        results = await run(self._served, parsed.jobs)
+        choices = await call_for(rows_of(results), self._choices, parsed, results)
+        head = envelope("cmpl", "text_completion", parsed.model, parsed.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
 
     def jobs(self, body: CompletionBody) -> list[GenerateRequest]:
         """Return the generations of a body."""
         return self._parse(body).jobs
 
-    def _parse(self, body: CompletionBody) -> _Asked:
-        model = check_name(self._gateway.model_info, body.model)
+    def _parse(self, body: CompletionBody) -> _Request:
+        model = check_name(self._served.model_info, body.model)
         fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
@@ -188,12 +188,12 @@ class Completions:
             fields["top_logprobs"] = body.logprobs
             if body.echo:
                 fields["prompt_logprobs_from"] = 0
-        info = self._gateway.model_info
+        info = self._served.model_info
         prompts = parse_prompts(body.prompt, "prompt", info.vocab_size)
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        place = placed(self._gateway, body, model)
+        place = placed(self._served, body, model)
         job = GenerateRequest((), params, openai_constraint(body), param="prompt", **place)
         jobs = [
             replace(
@@ -203,7 +203,7 @@ class Completions:
             )
             for index, prompt in enumerate(prompts)
         ]
-        return _Asked(
+        return _Request(
             model,
             prompts,
             jobs,
@@ -214,62 +214,62 @@ class Completions:
             id=chosen_id(body.request_id),
         )
 
-    def _choices(self, asked: _Asked, results: list[Generated]) -> list[CompletionChoice]:
+    def _choices(self, parsed: _Request, results: list[Generated]) -> list[CompletionChoice]:
         return [
-            self._choice(asked, prompt, result, index)
+            self._choice(parsed, prompt, result, index)
             for prompt, result in enumerate(results)
             for index in range(len(result.outputs))
         ]
 
     def _choice(
-        self, asked: _Asked, prompt: int, result: Generated, index: int
+        self, parsed: _Request, prompt: int, result: Generated, index: int
     ) -> CompletionChoice:
         """Return one sample of one prompt, complete."""
         output = result.outputs[index]
-        echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
+        echo = self._echo(parsed.prompts[prompt]) if parsed.echo else ""
         logprobs = None
-        if asked.top is not None:
-            tokens = (*result.prompt_logprobs, *output.logprobs) if asked.echo else output.logprobs
+        if parsed.top is not None:
+            tokens = (*result.prompt_logprobs, *output.logprobs) if parsed.echo else output.logprobs
             # Counted from the prompt's end, so that a BOS, which the echo leaves out, counts as 0.
-            tokenizer = self._gateway.tokenizer
-            shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
+            tokenizer = self._served.tokenizer
+            shown = text_length(tokenizer, result.prompt_logprobs) if parsed.echo else 0
             offsets = TextOffsets(tokenizer, len(echo) - shown)
-            logprobs = completion_logprobs(tokens, asked.top, offsets)
+            logprobs = completion_logprobs(tokens, parsed.top, offsets)
         choice, text = prompt * len(result.outputs) + index, echo + output.text
         return CompletionChoice(choice, text, logprobs, output.finish_reason, output.matched)
 
     def _echo(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
+        return self._served.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
-    async def _stream(self, asked: _Asked, direct: DirectEvents) -> AsyncGenerator[object, None]:
-        head: dict[str, Any] = {**envelope("cmpl", "text_completion", asked.model, asked.id)}
-        if asked.usage_chunk:
+    async def _stream(self, parsed: _Request, direct: DirectEvents) -> AsyncGenerator[object, None]:
+        head: dict[str, Any] = {**envelope("cmpl", "text_completion", parsed.model, parsed.id)}
+        if parsed.usage_chunk:
             head["usage"] = None
         # The prompt's logprobs come first in the text but are known only at the end.
-        whole = asked.echo and asked.top is not None
-        n = asked.jobs[0].params.n
+        whole = parsed.echo and parsed.top is not None
+        n = parsed.jobs[0].params.n
         offsets: dict[int, TextOffsets] = {}
-        so_far = _UsageSoFar() if asked.usage_so_far else None
+        so_far = _UsageSoFar() if parsed.usage_so_far else None
         results = []
 
         def written(prompt: int, chunk: Chunk) -> dict[str, Any]:
             choice = prompt * n + chunk.index
             text = chunk.text
             if choice not in offsets:
-                echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
+                echo = self._echo(parsed.prompts[prompt]) if parsed.echo else ""
                 text = echo + text
-                offsets[choice] = TextOffsets(self._gateway.tokenizer, len(echo))
+                offsets[choice] = TextOffsets(self._served.tokenizer, len(echo))
             logprobs = None
-            if asked.top is not None:
-                logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
+            if parsed.top is not None:
+                logprobs = completion_logprobs(chunk.logprobs, parsed.top, offsets[choice])
             if so_far is not None:
                 tokens = len(chunk.token_ids)
                 head["usage"] = so_far.add(choice, tokens, chunk.prompt_tokens, prompt)
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
-        with GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
+        with GenerationStream(self._served, parsed.jobs, stream=not whole) as shots:
             shots.divert(direct, lambda chunk: sse(written(0, chunk)))
             async for prompt, event in shots:
                 if isinstance(event, Chunk):
@@ -279,17 +279,17 @@ class Completions:
                 for index, output in enumerate(event.outputs):
                     choice = prompt * n + index
                     if so_far is not None:
-                        told = event.usage.prompt_tokens
-                        head["usage"] = so_far.end(choice, output, told, prompt)
+                        prompt_tokens = event.usage.prompt_tokens
+                        head["usage"] = so_far.end(choice, output, prompt_tokens, prompt)
                     if whole:
-                        made = call_for(rows_of([event]), self._choice, asked, prompt, event, index)
-                        yield {**head, "choices": [await made]}
+                        row = call_for(rows_of([event]), self._choice, parsed, prompt, event, index)
+                        yield {**head, "choices": [await row]}
                         continue
                     text = ""
-                    if asked.echo and choice not in offsets:  # nothing was generated
-                        text = self._echo(asked.prompts[prompt])
+                    if parsed.echo and choice not in offsets:  # nothing was generated
+                        text = self._echo(parsed.prompts[prompt])
                     yield {**head, "choices": [{**_piece(choice, text, None), **_finish(output)}]}
-        if asked.usage_chunk:
+        if parsed.usage_chunk:
             yield {**head, "choices": [], "usage": usage_of(results)}
 
 
@@ -426,32 +426,32 @@ class _Chat(msgspec.Struct, frozen=True):
     def usage(self, ended: FinalOutput) -> UsageReply:
         """Return OpenAI's usage of the whole answer."""
         usage = usage_of([ended.generated])
-        details, found = usage["completion_tokens_details"], ended.generated.usage
+        details, counted = usage["completion_tokens_details"], ended.generated.usage
         usage["reasoning_tokens"] = details["reasoning_tokens"] = ended.reasoning_tokens
         if self.prepared.job.prediction:
-            details["accepted_prediction_tokens"] = found.accepted
-            details["rejected_prediction_tokens"] = found.rejected
+            details["accepted_prediction_tokens"] = counted.accepted
+            details["rejected_prediction_tokens"] = counted.rejected
         return usage
 
 
 class ChatCompletions:
     """Handler of chat completions."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
 
     async def handle(self, body: ChatBody) -> ChatReply | Stream:
-        asked = await self._parse(body)
+        request = await self._parse(body)
         if body.stream:
-            direct = DirectEvents(self._gateway.deliveries)
-            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
-            return Stream(self._stream(asked, head, direct), direct=direct)
-        ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)
+            direct = DirectEvents(self._served.deliveries)
+            head = envelope("chatcmpl", "chat.completion.chunk", request.model, request.id)
+            return Stream(self._stream(request, head, direct), direct=direct)
+        ended, answers = await AnswerStream.whole(self._served, request.prepared)
         rows = rows_of([ended.generated])
-        choices = await call_for(rows, self._choices, asked, ended, answers)
-        head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
-        return {**head, "choices": choices, "usage": asked.usage(ended)}
+        choices = await call_for(rows, self._choices, request, ended, answers)
+        head = envelope("chatcmpl", "chat.completion", request.model, request.id)
+        return {**head, "choices": choices, "usage": request.usage(ended)}
 
     async def jobs(self, body: ChatBody) -> list[GenerateRequest]:
         """Return the generation of a body."""
@@ -460,7 +460,7 @@ class ChatCompletions:
     async def _parse(self, body: ChatBody) -> _Chat:
         template, choice = _template(body), _tool_choice(body)
         top = asked_top(body.logprobs, body.top_logprobs)
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         options = openai_options(body)
         constraint = openai_constraint(body, options)
         fields = openai_fields(body)
@@ -478,7 +478,7 @@ class ChatCompletions:
             budget = budget_of(budget, body.thinking)
         if body.prediction is not None:
             predicted = text_of(body.prediction.content, "prediction.content")
-            check_length(self._gateway, "prediction.content", len(predicted))
+            check_length(self._served, "prediction.content", len(predicted))
         request = ChatRequest(
             messages=template_messages(body.messages),
             fields=fields,
@@ -493,7 +493,7 @@ class ChatCompletions:
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
             prediction=predicted,
-            **placed(self._gateway, body, model),
+            **placed(self._served, body, model),
         )
         usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
         return _Chat(
@@ -507,39 +507,39 @@ class ChatCompletions:
         )
 
     def _choices(
-        self, asked: _Chat, ended: FinalOutput, answers: Sequence[Answer]
+        self, request: _Chat, ended: FinalOutput, answers: Sequence[Answer]
     ) -> list[ChatChoice]:
         """Return the samples, complete."""
         choices: list[ChatChoice] = []
         for index, answer in enumerate(answers):
             output = ended.generated.outputs[index]
             message = ChatMessage(content=answer.content)
-            if answer.reasoning and asked.thoughts:
+            if answer.reasoning and request.thoughts:
                 message.reasoning_content = answer.reasoning
             if answer.calls:
                 message.content = answer.content or None
                 message.tool_calls = [_call(call.name, call.arguments) for call in answer.calls]
             logprobs = None
-            if asked.top is not None:
-                logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+            if request.top is not None:
+                logprobs = chat_logprobs(self._served.tokenizer, output.logprobs, request.top)
             called = bool(answer.calls) and not ended.cut_calls[index]
             reason = _finish_reason(output, called)
             choices.append(ChatChoice(index, message, logprobs, reason, output.matched))
         return choices
 
     async def _stream(
-        self, asked: _Chat, fields: Envelope, direct: DirectEvents
+        self, request: _Chat, fields: Envelope, direct: DirectEvents
     ) -> AsyncGenerator[bytes, None]:
         head: dict[str, Any] = {**fields}
-        if asked.usage_chunk:
+        if request.usage_chunk:
             head["usage"] = None
-        so_far = _UsageSoFar() if asked.usage_so_far else None
+        so_far = _UsageSoFar() if request.usage_so_far else None
         writers = [
-            _Writer(self._gateway, asked, head, index, so_far)
-            for index in range(asked.prepared.job.params.n)
+            _Writer(self._served, request, head, index, so_far)
+            for index in range(request.prepared.job.params.n)
         ]
         write = [writer.write for writer in writers]
-        with AnswerStream(self._gateway, asked.prepared, direct, write) as answers:
+        with AnswerStream(self._served, request.prepared, direct, write) as answers:
             async for event in answers.events():
                 if not isinstance(event, FinalOutput):
                     yield writers[event.index].write(event)
@@ -547,8 +547,8 @@ class ChatCompletions:
                 data, outputs = b"", event.generated.outputs
                 for writer, output, cut in zip(writers, outputs, event.cut_calls, strict=True):
                     data += writer.finish(output, cut, event.generated.usage.prompt_tokens)
-                if asked.usage_chunk:
-                    data += sse({**head, "choices": [], "usage": asked.usage(event)})
+                if request.usage_chunk:
+                    data += sse({**head, "choices": [], "usage": request.usage(event)})
                 direct.last = data
 
 
@@ -557,14 +557,14 @@ class _Writer:
 
     def __init__(
         self,
-        gateway: ServedModel,
-        asked: _Chat,
+        served: ServedModel,
+        request: _Chat,
         head: dict[str, Any],
         index: int,
         so_far: _UsageSoFar | None,
     ) -> None:
-        self._gateway = gateway
-        self._asked = asked
+        self._served = served
+        self._request = request
         self._head = head
         self._index = index
         self._so_far = so_far
@@ -576,7 +576,7 @@ class _Writer:
 
     def write(self, answer: AnswerDelta) -> bytes:
         """Return the events of new pieces of the answer."""
-        top, so_far = self._asked.top, self._so_far
+        top, so_far = self._request.top, self._so_far
         if so_far is not None:
             prompt_tokens = None if answer.begun is None else answer.begun.prompt_tokens
             self._head["usage"] = so_far.add(self._index, answer.tokens, prompt_tokens)
@@ -591,7 +591,7 @@ class _Writer:
             match delta:
                 case Content():
                     written.append({"content": delta.text})
-                case Reasoning() if self._asked.thoughts:
+                case Reasoning() if self._request.thoughts:
                     written.append({"reasoning_content": delta.text})
                 case CallBegin():
                     self._calls += 1
@@ -602,7 +602,7 @@ class _Writer:
                     written.append({"tool_calls": [call]})
         if top is not None and answer.logprobs:
             last = written.pop() if written else {}
-            logprobs = chat_logprobs(self._gateway.tokenizer, answer.logprobs, top)
+            logprobs = chat_logprobs(self._served.tokenizer, answer.logprobs, top)
             begin += b"".join(map(self._event, written))
             return begin + self._event(last, logprobs=logprobs)
         return begin + b"".join(map(self._event, written))
@@ -634,21 +634,21 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
     if isinstance(choice, _Choice):
         return ToolChoice("required", choice.function.name)
     if isinstance(choice, _Allowed):
-        given = choice.allowed_tools
-        names = tuple(tool.function.name for tool in given.tools)
-        return ToolChoice(given.mode, parallel=parallel, allowed=names)
+        allowed = choice.allowed_tools
+        names = tuple(tool.function.name for tool in allowed.tools)
+        return ToolChoice(allowed.mode, parallel=parallel, allowed=names)
     return ToolChoice(choice or "auto", parallel=parallel)
 
 
 def _template(body: ChatBody) -> dict[str, Any]:
     """Return the template's arguments on whether and how hard the model is to think."""
     kwargs = body.chat_template_kwargs
-    given = {} if kwargs is None else template_arguments(kwargs)
+    arguments = {} if kwargs is None else template_arguments(kwargs)
     if body.thinking is not None or body.reasoning_effort is not None:
-        given |= thinking_arguments(body.thinking, body.reasoning_effort)
+        arguments |= thinking_arguments(body.thinking, body.reasoning_effort)
     if body.enable_thinking is not None:
-        given["enable_thinking"] = body.enable_thinking
-    return given
+        arguments["enable_thinking"] = body.enable_thinking
+    return arguments
 
 
 def _finish_reason(output: Output, called: bool) -> str:

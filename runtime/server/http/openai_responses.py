@@ -30,7 +30,7 @@ from rootlace.runtime.server.http.chat_request import (
     thinking_arguments,
 )
 from rootlace.runtime.server.http.connections import note_warning
-from rootlace.runtime.server.http.constraints import Asked, schema_constraint
+from rootlace.runtime.server.http.constraints import Rule, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import AnswerStream, FinalOutput, Prepared
 from rootlace.runtime.server.http.logprobs import chosen_tokens, rows_of
@@ -198,21 +198,21 @@ class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
 
 
 def messages_of(
-    given: str | list[Item], before: Sequence[dict[str, Any]] = ()
+    items: str | list[Item], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Turn the input into messages: calls and thoughts join the assistant's message beside them.
 
     Raises InvalidParameter for content that is not text, and for a result without its call. The
     call stands in the input or in the messages `before`.
     """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not given:
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not items:
         raise InvalidParameter("input", "input must not be empty")
     messages: list[dict[str, Any]] = []
     calls = {call["id"] for message in before for call in message.get("tool_calls", ())}
     thoughts = ""
-    for index, item in enumerate(given):
+    for index, item in enumerate(items):
         param = f"input[{index}]"
         if item.type == "reasoning":
             thoughts += text_of(item.content or [], f"{param}.content")
@@ -243,15 +243,15 @@ def messages_of(
 
 
 def tool_choice(body: ResponsesBody) -> ToolChoice:
-    given, parallel = body.tool_choice, body.parallel_tool_calls
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
     # True is OpenAI's default, which clients send on their own.
     parallel = False if parallel is False else None
-    if isinstance(given, _Chosen):
-        return ToolChoice("required", qualified(given.namespace, given.name))
-    if isinstance(given, _Allowed):
-        names = tuple(qualified(tool.namespace, tool.name) for tool in given.tools)
-        return ToolChoice(given.mode, parallel=parallel, allowed=names)
-    return ToolChoice(given or "auto", parallel=parallel)
+    if isinstance(choice, _Chosen):
+        return ToolChoice("required", qualified(choice.namespace, choice.name))
+    if isinstance(choice, _Allowed):
+        names = tuple(qualified(tool.namespace, tool.name) for tool in choice.tools)
+        return ToolChoice(choice.mode, parallel=parallel, allowed=names)
+    return ToolChoice(choice or "auto", parallel=parallel)
 
 
 def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
@@ -299,7 +299,7 @@ def _shown(tool: ResponseTool | FunctionTool) -> dict[str, Any]:
     return {**shown, "parameters": tool.parameters, "strict": tool.strict}
 
 
-def constraint_of(body: ResponsesBody) -> Asked | None:
+def constraint_of(body: ResponsesBody) -> Rule | None:
     """Return the constraint of `text.format`."""
     form = body.text.format if body.text is not None else None
     if form is None:
@@ -407,27 +407,27 @@ class Responses:
     """Handlers of responses."""
 
     def __init__(
-        self, gateway: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
+        self, served: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
     ) -> None:
-        self._gateway = gateway
+        self._served = served
         self._chats = chats
         self._store = store
         self._holds = holds
 
     async def handle(self, body: ResponsesBody) -> ResponseReply | Stream:
-        asked = await self._parse(body)
+        request = await self._parse(body)
         if body.stream:
-            return Stream(self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
+            return Stream(self._stream(request), NAMED_EVENTS)
+        ended, (answer,) = await AnswerStream.whole(self._served, request.prepared)
         blocks, tokens = blocks_of(answer), ended.generated.outputs[0].logprobs
         grown = [More(block, block.text, block.logprobs) for block in blocks]
-        await call_for(rows_of([ended.generated]), self._score, asked, grown, tokens)
-        response = self._ended(asked, blocks, ended)
+        await call_for(rows_of([ended.generated]), self._score, request, grown, tokens)
+        response = self._ended(request, blocks, ended)
         await self._store.flush()
         return response
 
     async def count(self, body: ResponsesBody) -> InputTokens:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         _, _, request = await self._wanted(body, model)
         tokens = await self._chats.encode(replace(request, keep=False, behind=None))
         return InputTokens(len(tokens))
@@ -447,7 +447,7 @@ class Responses:
         return Deleted(id, "response")
 
     async def _parse(self, body: ResponsesBody) -> _Request:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         previous, new, request = await self._wanted(body, model)
         prepared = await self._chats.prepare(request)
         head = _head(body, model, prepared.job.params)
@@ -472,7 +472,7 @@ class Responses:
                 body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
             )
         before = previous.messages if previous is not None else ()
-        place = placed(self._gateway, body, model)
+        place = placed(self._served, body, model)
         new = messages_of(body.input, before)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -505,10 +505,10 @@ class Responses:
         return previous, new, request
 
     def _score(
-        self, asked: _Request, changes: Sequence[BlockEvent], tokens: tuple[TokenLogprob, ...]
+        self, request: _Request, changes: Sequence[BlockEvent], tokens: tuple[TokenLogprob, ...]
     ) -> tuple[TokenLogprob, ...]:
         """Give new text the log-probabilities of its `tokens`; return the tokens behind it."""
-        top = asked.prepared.job.params.top_logprobs
+        top = request.prepared.job.params.top_logprobs
         for change in changes:
             if not tokens or not isinstance(change, More) or change.block.kind == "call":
                 continue
@@ -516,12 +516,12 @@ class Responses:
             begin = max("".join(token.text for token in tokens).find(change.text), 0)
             end = bisect_left(ends, begin + len(change.text)) + 1
             if change.block.kind == "text":
-                own = tokens[bisect_right(ends, begin) : end]
-                change.logprobs.extend(chosen_tokens(self._gateway.tokenizer, own, top))
+                block_tokens = tokens[bisect_right(ends, begin) : end]
+                change.logprobs.extend(chosen_tokens(self._served.tokenizer, block_tokens, top))
             tokens = tokens[end:]
         return tokens
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(self, request: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, written, number = Blocks(), list[Block](), 0
         tokens: tuple[TokenLogprob, ...] = ()
 
@@ -536,23 +536,23 @@ class Responses:
                     change.block.logprobs.extend(change.logprobs)
                 elif isinstance(change, End):
                     written.append(change.block)
-            return [numbered(event) for c in changes for event in asked.items.events(c, *status)]
+            return [numbered(event) for c in changes for event in request.items.events(c, *status)]
 
-        started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
+        started = {**request.head, "status": "in_progress", "output": [], "usage": None}
         try:
-            with AnswerStream(self._gateway, asked.prepared) as answers:
+            with AnswerStream(self._served, request.prepared) as answers:
                 async for event in answers.events():
                     if not number:
                         for name in ("response.created", "response.in_progress"):
                             yield numbered({"type": name, "response": started})
                     if not isinstance(event, FinalOutput):
                         changes = blocks.take(event.deltas)
-                        tokens = self._score(asked, changes, tokens + event.logprobs)
+                        tokens = self._score(request, changes, tokens + event.logprobs)
                         for one in changed(changes):
                             yield one
                         continue
                     ends = changed(blocks.finish(), "incomplete" if _cut(event) else "completed")
-                    whole = self._ended(asked, written, event)
+                    whole = self._ended(request, written, event)
                     await self._store.flush()
                     for one in ends:
                         yield one
@@ -564,25 +564,25 @@ class Responses:
             failed = {**started, "status": "failed", "error": fault}
             yield numbered({"type": "response.failed", "response": failed})
 
-    def _ended(self, asked: _Request, blocks: list[Block], ended: FinalOutput) -> ResponseReply:
+    def _ended(self, request: _Request, blocks: list[Block], ended: FinalOutput) -> ResponseReply:
         """Return the whole response, and keep it."""
         cut = _cut(ended)
         response: ResponseReply = {
-            **asked.head,
+            **request.head,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": cut} if cut else None,
             "completed_at": None if cut else time.time(),
-            "output": [asked.items.item(block) for block in blocks],
+            "output": [request.items.item(block) for block in blocks],
             "usage": _usage(ended),
         }
         if cut and response["output"]:
             response["output"][-1].status = "incomplete"
-        if asked.store:
-            self._keep(asked, ended, response, _message(blocks, asked.items))
+        if request.store:
+            self._keep(request, ended, response, _message(blocks, request.items))
         return response
 
     def _keep(
-        self, asked: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
+        self, request: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
         """Store the response, and hold its branch, which begins with the previous response's."""
         let_go: Callable[[], None] = nothing
@@ -590,10 +590,10 @@ class Responses:
             usage = ended.generated.usage
             tokens = usage.prompt_tokens + usage.completion_tokens
             let_go = self._holds.add(ended.opened, tokens)
-            if asked.previous is not None:
-                asked.previous.let_go()
-        new = [*asked.new, answer]
-        self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
+            if request.previous is not None:
+                request.previous.let_go()
+        new = [*request.new, answer]
+        self._store.put(response, request.before, new, owner(), request.salt, ended.held, let_go)
 
 
 def _cut(ended: FinalOutput) -> str:
@@ -606,8 +606,8 @@ def _cut(ended: FinalOutput) -> str:
 def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHead:
     form = {"type": "text"}
     if body.text is not None and body.text.format is not None:
-        given = body.text.format
-        form = {name: value for name in given.__struct_fields__ if (value := getattr(given, name))}
+        spec = body.text.format
+        form = {name: value for name in spec.__struct_fields__ if (value := getattr(spec, name))}
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",

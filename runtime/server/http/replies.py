@@ -263,13 +263,13 @@ class Status(msgspec.Struct):
     status: str
 
 
-def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> Envelope:
+def envelope(prefix: str, kind: str, model: str, chosen: str | None = None) -> Envelope:
     """Make the first fields of every object of a reply, the same in all chunks of a stream.
 
-    `given` is the id that the client chose.
+    `chosen` is the id that the client chose.
     """
     return {
-        "id": f"{prefix}-{given or uuid.uuid4().hex}",
+        "id": f"{prefix}-{chosen or uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
@@ -283,24 +283,24 @@ def report_fields(report: CacheReport) -> ReportReply:
 
 def report_of(generated: Generated) -> Reports:
     """Return the cache report and the pin of a reply, where requested."""
-    found: Reports = {}
+    reports: Reports = {}
     facts = generated.facts
     if facts.report is not None:
-        found["cache_report"] = report_fields(facts.report)
+        reports["cache_report"] = report_fields(facts.report)
     if facts.pin:
-        found["cache_pin"] = facts.pin
-    return found
+        reports["cache_pin"] = facts.pin
+    return reports
 
 
 def drafts_of(usages: Sequence[Usage]) -> dict[str, Drafted]:
     """Return the sum of `Usage.drafts`."""
-    found: dict[str, Drafted] = {}
+    drafts: dict[str, Drafted] = {}
     for usage in usages:
         for source, (accepted, rejected) in usage.drafts.items():
-            sums = found.setdefault(source, {"accepted": 0, "rejected": 0})
+            sums = drafts.setdefault(source, {"accepted": 0, "rejected": 0})
             sums["accepted"] += accepted
             sums["rejected"] += rejected
-    return found
+    return drafts
 
 
 def usage_of(results: Sequence[Generated]) -> UsageReply:
@@ -308,7 +308,7 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
     usages = [result.usage for result in results]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
-    found: UsageReply = {
+    reply: UsageReply = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
@@ -318,9 +318,9 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
         },
     }
     if drafts := drafts_of(usages):
-        found["completion_tokens_details"]["drafts"] = drafts
+        reply["completion_tokens_details"]["drafts"] = drafts
     if reports := [report_fields(each.facts.report) for each in results if each.facts.report]:
-        found["cache_reports"] = reports
+        reply["cache_reports"] = reports
     if pins := [each.facts.pin for each in results if each.facts.pin]:
-        found["cache_pins"] = pins
-    return found
+        reply["cache_pins"] = pins
+    return reply

@@ -86,40 +86,40 @@ def remaining(handling: Handling, seconds: float) -> Handling:
 
 
 def adapter_of(
-    gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
+    served: ServedModel, model: str, adapter: str | None = None, field: str = "adapter"
 ) -> str:
     """Return the adapter of a request: the value of its `field`, else the name behind the model's
     in `model` (see `check_name`). "" means none, in `field` too. Raises InvalidParameter for an
     unknown adapter, or where the two differ."""
-    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
-    if asked is None or asked == named:
+    named = model.removeprefix(served.model_info.name).removeprefix(":")
+    if adapter is None or adapter == named:
         return named
-    if asked and asked not in gateway.model_info.adapters:
-        known = ", ".join(gateway.model_info.adapters) or "none"
-        raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
+    if adapter and adapter not in served.model_info.adapters:
+        known = ", ".join(served.model_info.adapters) or "none"
+        raise InvalidParameter(field, f"the adapter {adapter!r} is not loaded (loaded: {known})")
     if named:
-        raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
-    return asked
+        raise InvalidParameter(field, f"{field} {adapter!r} is not that of the model, {named!r}")
+    return adapter
 
 
-def placed(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+def placed(served: ServedModel, body: Any, model: str) -> dict[str, Any]:
     """Return namespace, adapter and handling of a body's prompts, and whether a cache report is
     asked for, by the names of `GenerateRequest` and `ChatRequest`. Raises as `adapter_of` does."""
     return {
         "namespace": getattr(body, "cache_salt", None) or "",
-        "adapter": adapter_of(gateway, model, getattr(body, "adapter", None)),
+        "adapter": adapter_of(served, model, getattr(body, "adapter", None)),
         "handling": handling_of(body),
         "cache_report": bool(getattr(body, "return_cache_report", None)),
     }
 
 
-def placed_unpinned(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+def placed_unpinned(served: ServedModel, body: Any, model: str) -> dict[str, Any]:
     """Return `placed` without the report. Raises InvalidParameter for a pin, too."""
-    found = placed(gateway, body, model)
-    del found["cache_report"]
-    if found["handling"].cache.pin:
+    place = placed(served, body, model)
+    del place["cache_report"]
+    if place["handling"].cache.pin:
         raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
-    return found
+    return place
 
 
 # Prompts ------------------------------------------------------------------------------------------
@@ -152,23 +152,23 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def parse_prompts(
-    given: str | Sequence[str | int | Sequence[int]], param: str, vocab_size: int
+    value: str | Sequence[str | int | Sequence[int]], param: str, vocab_size: int
 ) -> list[Prompt]:
     """Return the prompts of a field: a text, token ids, or a list of texts or of token ids.
 
     Raises InvalidParameter for an empty list, a mixed one, or an id outside the vocabulary.
     """
-    if isinstance(given, str):
-        return [Prompt(text=given)]
-    if not given:
+    if isinstance(value, str):
+        return [Prompt(text=value)]
+    if not value:
         raise InvalidParameter(param, f"{param} must not be empty")
-    if set(map(type, given)) == {int}:
-        return [_of_ids(given, param, vocab_size)]  # type: ignore[arg-type]
-    if len(given) > MAX_PROMPTS:
-        raise InvalidParameter(param, f"{param}: at most {MAX_PROMPTS} prompts, not {len(given)}")
+    if set(map(type, value)) == {int}:
+        return [_of_ids(value, param, vocab_size)]  # type: ignore[arg-type]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidParameter(param, f"{param}: at most {MAX_PROMPTS} prompts, not {len(value)}")
     prompts = []
-    for index, item in enumerate(given):
-        if isinstance(item, int) or isinstance(item, str) != isinstance(given[0], str):
+    for index, item in enumerate(value):
+        if isinstance(item, int) or isinstance(item, str) != isinstance(value[0], str):
             raise InvalidParameter(
                 param,
                 f"{param} must be a text, a list of texts, a list of token ids or a list of lists "
@@ -233,19 +233,19 @@ def _names(api: Api) -> list[tuple[Parameter, tuple[str, ...]]]:
 
 def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
     """Return the values of a body made by `with_sampling`, by the names of `SamplingParams`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for parameter, names in _names(api):
         for name in names:
             value = getattr(body, name)
             if value is None:
                 continue
             # Of several names the first counts, unless its value is the default.
-            if value != parameter.default or parameter.name not in found:
+            if value != parameter.default or parameter.name not in fields:
                 single = parameter.single
-                found[parameter.name] = (
+                fields[parameter.name] = (
                     (value,) if single is not None and isinstance(value, single) else value
                 )
-    return found
+    return fields
 
 
 def sglang_names() -> dict[str, str]:
@@ -279,27 +279,27 @@ def make_params(
     name of the field.
     """
     names = names or {}
-    given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling}
+    params: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling}
     for key, value in fields.items():
         if value is not None or key == "max_tokens":
-            given[key] = value
-    if "max_tokens" not in fields and given["max_tokens"] is not None:
+            params[key] = value
+    if "max_tokens" not in fields and params["max_tokens"] is not None:
         # A client that asks for more than the default bound does not want the bound.
-        given["max_tokens"] = max(given["max_tokens"], fields.get("min_tokens") or 0)
+        params["max_tokens"] = max(params["max_tokens"], fields.get("min_tokens") or 0)
     vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
         param = names.get(key, key)
-        for token in given.get(key, ()):
+        for token in params.get(key, ()):
             if 0 <= token < vocab_size:
                 continue
             says = f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
             if key == "logit_bias" or token < 0:
                 raise InvalidParameter(param, says)
             note_warning(f"{says}, so nothing stops at it")
-    if stops := given.get("stop_token_ids"):
-        given["stop_token_ids"] = tuple(token for token in stops if token < vocab_size)
+    if stops := params.get("stop_token_ids"):
+        params["stop_token_ids"] = tuple(token for token in stops if token < vocab_size)
     try:
-        return SamplingParams(**given, given=TUNED)
+        return SamplingParams(**params, given=TUNED)
     except BadParameter as error:
         raise InvalidParameter(names.get(error.param, error.param), error.told(names)) from None
 
@@ -371,15 +371,15 @@ def openai_fields(body: SamplingBody) -> dict[str, Any]:
     return fields
 
 
-def chosen_id(given: str | None) -> str | None:
+def chosen_id(chosen: str | None) -> str | None:
     """Return a body's `request_id`. Raises InvalidParameter for an id that could not stand in a
     header: every event of a stream has it."""
-    if given is not None and not SENSIBLE_ID.fullmatch(given):
+    if chosen is not None and not SENSIBLE_ID.fullmatch(chosen):
         raise InvalidParameter(
             "request_id",
             "request_id must have 1 to 128 characters: letters, digits and any of _.:/+=@-",
         )
-    return given
+    return chosen
 
 
 def wants_usage(body: SamplingBody) -> bool:
@@ -463,13 +463,13 @@ class Tool(Body):
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final"})
 
 
-def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return `chat_template_kwargs`. Raises InvalidParameter for an argument with its own field."""
-    for name in sorted(_TEMPLATE_ARGUMENTS & given.keys()):
+    for name in sorted(_TEMPLATE_ARGUMENTS & arguments.keys()):
         raise InvalidParameter(
             f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
         )
-    return dict(given)
+    return dict(arguments)
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:

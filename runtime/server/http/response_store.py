@@ -186,11 +186,11 @@ def _write(file: sqlite3.Connection, changed: _Rows) -> None:
     with file:  # commits, or rolls back
         file.execute("begin")
         for key, row in changed.items():
-            table, where, given = _MESSAGES if len(key) == 1 else _RESPONSES
+            table, where, columns = _MESSAGES if len(key) == 1 else _RESPONSES
             if row is None:
                 file.execute(f"delete from {table} where {where}", key)
             else:
-                file.execute(f"insert or replace into {table} values {given}", row)
+                file.execute(f"insert or replace into {table} values {columns}", row)
 
 
 def _json(value: Any) -> bytes:
@@ -406,13 +406,13 @@ def input_items(
     response_id: str, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[InputItem]:
     """Return the messages as items with reproducible ids. `tools`: the response's tools."""
-    own, names = response_id.removeprefix("resp_"), _names(tools)
-    found: list[InputItem] = []
+    number, names = response_id.removeprefix("resp_"), _names(tools)
+    items: list[InputItem] = []
     for message in messages:
         for item in _items(message, names):
-            item.id += f"_{own}_{len(found)}"
-            found.append(item)
-    return found
+            item.id += f"_{number}_{len(items)}"
+            items.append(item)
+    return items
 
 
 def _items(message: dict[str, Any], names: _Names) -> Iterator[InputItem]:
@@ -428,8 +428,8 @@ def _items(message: dict[str, Any], names: _Names) -> Iterator[InputItem]:
         yield InputMessage("msg", role, [text])
     for call in calls:
         function = call["function"]
-        given = function["arguments"]
-        source = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        raw = function["arguments"]
+        source = raw if isinstance(raw, str) else msgspec.json.encode(raw).decode()
         name, namespace = _known(names, function["name"])
         yield OutputCall("fc", "completed", call["id"], name, source, namespace)
 
@@ -505,8 +505,8 @@ class ResponseStore:
 
         Only its `owner` finds the response, and only requests with the same `salt` go on from it.
         """
-        own = self._of.setdefault(owner, _Responses())
-        numbers = [(own.number(message), message) for message in (*before, *new)]
+        responses = self._of.setdefault(owner, _Responses())
+        numbers = [(responses.number(message), message) for message in (*before, *new)]
         fresh = {id(message): next(self._numbers) for number, message in numbers if not number}
         messages = [(number or fresh[id(message)], message) for number, message in numbers]
         self._add(response, messages, owner, salt, held, let_go)
@@ -539,12 +539,12 @@ class ResponseStore:
     ) -> Stored:
         """Return a response. Raises NotFound, about the field `param`, for one that is not kept.
         `salt`: the salt it was made with; None takes any."""
-        own = self._of.get(owner)
-        found = own.stored.get(response_id) if own else None
-        if own is None or found is None or salt not in (None, found.salt):
+        responses = self._of.get(owner)
+        stored = responses.stored.get(response_id) if responses else None
+        if responses is None or stored is None or salt not in (None, stored.salt):
             raise NotFound(f"the response {response_id!r} is not kept here (any more)", param)
-        own.stored.move_to_end(response_id)
-        return found
+        responses.stored.move_to_end(response_id)
+        return stored
 
     def delete(self, response_id: str, owner: str = "") -> None:
         """Delete a response. Raises NotFound for one that is not kept."""
@@ -561,11 +561,11 @@ class ResponseStore:
         self._forget(owner, next(iter(self._of[owner].stored)))
 
     def _forget(self, owner: str, response_id: str) -> None:
-        own = self._of[owner]
-        unused = own.remove(response_id)
+        responses = self._of[owner]
+        unused = responses.remove(response_id)
         if self._disk is not None:
             self._disk.remove(response_id, owner, unused)
-        if not own.stored:
+        if not responses.stored:
             del self._of[owner]
 
 
@@ -590,8 +590,8 @@ class _Responses:
 
     def number(self, message: dict[str, Any]) -> int:
         """Return a message's number; 0 for one that no response has."""
-        found = self._shared.get(id(message))
-        return 0 if found is None else found.number
+        number = self._shared.get(id(message))
+        return 0 if number is None else number.number
 
     def add(
         self, response_id: str, new: Stored, messages: list[tuple[int, dict[str, Any]]]

@@ -253,17 +253,17 @@ _Place = dict[str, Any]
 class Scores:
     """Handlers of scores and vectors."""
 
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, chats: Chats) -> None:
+        self._served = served
         self._chats = chats
 
     async def select(self, body: SelectBody) -> Selection:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         check_texts(body.choices, "choices")
-        size = self._gateway.model_info.vocab_size
+        size = self._served.model_info.vocab_size
         if body.text is not None:
             (prompt,) = parse_prompts([body.text], "text", size)
-            if not body.text and not self._gateway.tokenizer.encode(""):
+            if not body.text and not self._served.tokenizer.encode(""):
                 raise InvalidParameter("text", "text is empty: no choice follows nothing")
         else:
             (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
@@ -275,40 +275,42 @@ class Scores:
             method=body.method or "token_length_normalized",
             temperature=body.temperature or 0.0,
         )
-        (found,) = await behind_prompts(
-            self._gateway,
+        (selected,) = await behind_prompts(
+            self._served,
             [(prompt.parts(), select)],
             1,
-            **placed_unpinned(self._gateway, body, model),
+            **placed_unpinned(self._served, body, model),
             param=lambda index: "input_ids" if body.text is None else "text",
         )
-        assert isinstance(found, Selected)
-        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-        return Selection(found.choice, found.index, list(found.scores), used)
+        assert isinstance(selected, Selected)
+        used = PromptUsage(selected.usage.prompt_tokens, selected.usage.cached_tokens)
+        return Selection(selected.choice, selected.index, list(selected.scores), used)
 
     async def embed(self, body: EmbeddingBody) -> EmbeddingReply:
-        model = check_name(self._gateway.model_info, body.model)
-        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
-        found, usage = await vectors(
-            self._gateway,
+        model = check_name(self._served.model_info, body.model)
+        prompts = parse_prompts(body.input, "input", self._served.model_info.vocab_size)
+        embeddings, usage = await vectors(
+            self._served,
             [prompt.parts() for prompt in prompts],
             body.pooling,
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
-            **placed_unpinned(self._gateway, body, model),
+            **placed_unpinned(self._served, body, model),
         )
         form, count = body.encoding_format, usage.prompt_tokens
-        data = [Embedding(index=i, embedding=_encoded(one, form)) for i, one in enumerate(found)]
+        data = [
+            Embedding(index=i, embedding=_encoded(one, form)) for i, one in enumerate(embeddings)
+        ]
         details = PromptTokens(cached_tokens=usage.cached_tokens)
         used = EmbeddingUsage(count, count, details)
         return EmbeddingReply(model=model, data=data, usage=used)
 
     async def score(self, body: ScoreBody) -> LabelScores | PairScores:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         if body.text_1 is not None or body.text_2 is not None:
             return await self._pairs(body, model)
         labels = self._labels(body)
-        place = placed_unpinned(self._gateway, body, model)
+        place = placed_unpinned(self._served, body, model)
         prompts = self._prompts(body)
         if body.label_token_ids is None:
             for prompt in prompts:
@@ -326,7 +328,7 @@ class Scores:
         return LabelScores(scores, model, _usage(scored))
 
     async def rerank(self, body: RerankBody) -> Ranking:
-        model = check_name(self._gateway.model_info, body.model)
+        model = check_name(self._served.model_info, body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         pairs = [(body.query, text) for text in texts]
         names = ("query", "documents[{}]")
@@ -362,7 +364,7 @@ class Scores:
     ) -> tuple[Method, list[float], ScoreUsage]:
         """Return the method, and each text's relevance to its query; `names` are the fields of
         both."""
-        method, place = self._method(body), placed_unpinned(self._gateway, body, model)
+        method, place = self._method(body), placed_unpinned(self._served, body, model)
         if method == "judge":
             scored = await self._judged(body, pairs, place, names[1])
             return method, [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
@@ -392,15 +394,15 @@ class Scores:
         place: _Place,
     ) -> tuple[list[Vector], ScoreUsage]:
         """Compute a vector of each input; of length 1, for comparisons, if `pooling` is None."""
-        found, usage = await vectors(
-            self._gateway, inputs, pooling, normalise=pooling is None, names=names, **place
+        rows, usage = await vectors(
+            self._served, inputs, pooling, normalise=pooling is None, names=names, **place
         )
-        return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
+        return rows, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 
     def _method(self, body: _Ranked) -> Method:
         """Return the requested method, or the model's own. Raises InvalidParameter for a method
         that the model has no head for."""
-        labels = self._gateway.model_info.labels
+        labels = self._served.model_info.labels
         method: Method = "judge" if labels is None and self._is_reranker() else "embeddings"
         method = body.method or ("cross-encoder" if labels == 1 else method)
         if method == "cross-encoder" and labels != 1:
@@ -416,19 +418,19 @@ class Scores:
         """Return a cross-encoder's input for a pair: its template's question, else both texts as
         its tokenizer joins them."""
         length = len(pair[0]) + len(pair[1])
-        check_length(self._gateway, field, length + len(body.instruction or ""))
+        check_length(self._served, field, length + len(body.instruction or ""))
         if self._asks():
             return self._question(body.instruction or INSTRUCTION, *pair)
-        join = self._gateway.tokenizer.encode_pair
-        return (Tokens(tuple(await self._gateway.tokenize(length, join, *pair))),)
+        join = self._served.tokenizer.encode_pair
+        return (Tokens(tuple(await self._served.tokenize(length, join, *pair))),)
 
     def _asks(self) -> bool:
         """Return whether the template asks the question that rerankers are trained on."""
-        return _JUDGE in (self._gateway.chat.source or "")
+        return _JUDGE in (self._served.chat.source or "")
 
     def _is_reranker(self) -> bool:
         """Guess from names whether the model was trained to judge, which no file says."""
-        info = self._gateway.model_info
+        info = self._served.model_info
         path = Path(info.path)
         # Of the folders above the model, only the hub's is named after the model.
         names = (info.name, path.name, *(one for one in path.parts if one.startswith("models--")))
@@ -441,14 +443,14 @@ class Scores:
         instruction = body.instruction or INSTRUCTION
         for index, (query, text) in enumerate(pairs):
             check_length(
-                self._gateway, field.format(index), len(instruction) + len(query) + len(text)
+                self._served, field.format(index), len(instruction) + len(query) + len(text)
             )
         parts = (self._question(instruction, query, text) for query, text in pairs)
         return await self._select(parts, len(pairs), _ANSWERS, place, field)
 
     def _question(self, instruction: str, query: str, text: str) -> tuple[Part, ...]:
-        asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
-        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
+        question = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
+        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
         request = ChatRequest(messages, {}, template={"enable_thinking": False})
         return self._chats.render(request, ())
 
@@ -457,7 +459,7 @@ class Scores:
             raise InvalidParameter("labels", "give either labels or label_token_ids")
         if not (body.labels or body.label_token_ids):
             raise InvalidParameter("labels", "there must be at least one label")
-        size = self._gateway.model_info.vocab_size
+        size = self._served.model_info.vocab_size
         for token in body.label_token_ids or ():
             if not 0 <= token < size:
                 raise InvalidParameter(
@@ -470,7 +472,7 @@ class Scores:
         """Return the query with each of the items."""
         if body.query is None or body.items is None:
             raise InvalidParameter("query", "give query and items, or text_1 and text_2")
-        size = self._gateway.model_info.vocab_size
+        size = self._served.model_info.vocab_size
         (query,) = parse_prompts(body.query, "query", size)
         items = parse_prompts(body.items, "items", size)
         prompts = []
@@ -489,9 +491,9 @@ class Scores:
         ids = prompt.ids
         if ids is None:
             text = prompt.text or ""
-            check_length(self._gateway, "items", len(text))
-            encode = self._gateway.tokenizer.encode
-            ids = tuple(await self._gateway.tokenize(len(text), encode, text))
+            check_length(self._served, "items", len(text))
+            encode = self._served.tokenizer.encode
+            ids = tuple(await self._served.tokenize(len(text), encode, text))
         if not ids:
             raise InvalidParameter("items", "query and item are empty: no label follows nothing")
         return ids
@@ -505,16 +507,16 @@ class Scores:
             params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
             return Generate(0, 0, params=params)
 
-        asked = (((Tokens((*ids, label)),), read(ids)) for ids in prompts for label in labels)
+        operations = (((Tokens((*ids, label)),), read(ids)) for ids in prompts for label in labels)
         results = await behind_prompts(
-            self._gateway,
-            asked,
+            self._served,
+            operations,
             len(prompts) * len(labels),
             at_once=_AT_ONCE,
             param=lambda index: f"items[{index // len(labels)}]",
             **place,
         )
-        found = []
+        scores = []
         for index, ids in enumerate(prompts):
             mine = results[index * len(labels) : (index + 1) * len(labels)]
             logprobs = []
@@ -523,8 +525,8 @@ class Scores:
                 logprob = one.prompt_logprobs[-1].logprob
                 assert logprob is not None  # only a context's first token has none
                 logprobs.append(logprob)
-            found.append(_Scored(tuple(logprobs), len(ids)))
-        return found
+            scores.append(_Scored(tuple(logprobs), len(ids)))
+        return scores
 
     async def _select(
         self,
@@ -538,12 +540,12 @@ class Scores:
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
-        asked = ((parts, Select(0, 0, tuple(labels))) for parts in prompts)
+        operations = ((parts, Select(0, 0, tuple(labels))) for parts in prompts)
         at_once = max(1, _AT_ONCE // len(labels))
-        found = []
+        scores = []
         results = await behind_prompts(
-            self._gateway,
-            asked,
+            self._served,
+            operations,
             count,
             at_once=at_once,
             param=field.format,
@@ -552,8 +554,8 @@ class Scores:
         )
         for one in results:
             assert isinstance(one, Selected)
-            found.append(_Scored(one.scores, one.usage.prompt_tokens))
-        return found
+            scores.append(_Scored(one.scores, one.usage.prompt_tokens))
+        return scores
 
 
 def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
@@ -575,10 +577,10 @@ def _usage(scored: Sequence[_Scored]) -> ScoreUsage:
     return ScoreUsage(total, total)
 
 
-def _listed(given: str | list[str] | None, param: str) -> list[str]:
-    if not given:
+def _listed(texts: str | list[str] | None, param: str) -> list[str]:
+    if not texts:
         raise InvalidParameter(param, f"{param} is missing or empty")
-    return [given] if isinstance(given, str) else given
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _check_count(count: int, bound: int) -> None:

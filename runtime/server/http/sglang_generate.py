@@ -201,7 +201,7 @@ class Aborts:
 _NAMES = sglang_names()
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _Request(msgspec.Struct, frozen=True):
     """Prompt of a body, checked and parsed."""
 
     prompt: Prompt
@@ -217,27 +217,27 @@ class _Asked(msgspec.Struct, frozen=True):
 class Generate:
     """Handler of `/generate`."""
 
-    def __init__(self, gateway: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
-        self._gateway = gateway
+    def __init__(self, served: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
+        self._served = served
         self._aborts = aborts
         self._sessions = sessions
 
     async def handle(self, body: GenerateBody) -> dict[str, Any] | list[dict[str, Any]] | Stream:
         begun = time.monotonic()
-        asked, turn = await self._in_session(body, self._parse(body))
+        requests, turn = await self._in_session(body, self._parse(body))
         if body.stream:
-            return Stream(self._stream(body, asked, turn, begun))
-        with self._running(body, asked, turn) as shots:
+            return Stream(self._stream(body, requests, turn, begun))
+        with self._running(body, requests, turn) as shots:
             results = await shots.results()
             if turn is not None:
                 self._sessions.end(turn, results[0].outputs[0], shots)
         elapsed = time.monotonic() - begun
-        replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
-        return replies if _is_batch(body, asked) else replies[0]
+        replies = await call_for(rows_of(results), _replies, requests, results, elapsed)
+        return replies if _is_batch(body, requests) else replies[0]
 
-    def _parse(self, body: GenerateBody) -> list[_Asked]:
-        model = check_name(self._gateway.model_info, body.model)
-        info = self._gateway.model_info
+    def _parse(self, body: GenerateBody) -> list[_Request]:
+        model = check_name(self._served.model_info, body.model)
+        info = self._served.model_info
         vocab_size = info.vocab_size
         if body.text is not None:
             prompts = parse_prompts(body.text, "text", vocab_size)
@@ -254,7 +254,7 @@ class Generate:
         paths = _per_prompt(body.lora_path, count, "lora_path", None)
         shared = isinstance(body.rid, str) and count > 1
         handling = handling_of(body)
-        asked = []
+        requests = []
         for i, prompt in enumerate(prompts):
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
@@ -275,77 +275,77 @@ class Generate:
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
-                adapter_of(self._gateway, model, paths[i], "lora_path"),
+                adapter_of(self._served, model, paths[i], "lora_path"),
                 handling,
                 param=_prompt_field(body, i),
                 sampling=param,
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
-            asked.append(_Asked(prompt, job, rid, texts))
-        check_samples(sum(one.job.params.n for one in asked), "sampling_params")
-        return asked
+            requests.append(_Request(prompt, job, rid, texts))
+        check_samples(sum(request.job.params.n for request in requests), "sampling_params")
+        return requests
 
     async def _in_session(
-        self, body: GenerateBody, asked: list[_Asked]
-    ) -> tuple[list[_Asked], Turn | None]:
+        self, body: GenerateBody, requests: list[_Request]
+    ) -> tuple[list[_Request], Turn | None]:
         """Put the prompt behind the session's earlier turns, if the body names a session."""
         params = body.session_params
         if params is None:
-            return asked, None
-        if _is_batch(body, asked):
+            return requests, None
+        if _is_batch(body, requests):
             raise InvalidParameter("session_params", "session_params: give one prompt, and n: 1")
-        (one,) = asked
-        turn = await self._sessions.begin(params, one.prompt, one.rid)
+        (request,) = requests
+        turn = await self._sessions.begin(params, request.prompt, request.rid)
         prompt = Prompt(ids=tuple(turn.prompt))
         # An unshared branch ends with the request.
-        job = replace(one.job, parts=prompt.parts(), keep=one.job.handling.cache.share)
-        return [replace(one, prompt=prompt, job=job)], turn
+        job = replace(request.job, parts=prompt.parts(), keep=request.job.handling.cache.share)
+        return [replace(request, prompt=prompt, job=job)], turn
 
     @contextmanager
     def _running(
-        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None
+        self, body: GenerateBody, requests: list[_Request], turn: Turn | None
     ) -> Iterator[generation.GenerationStream]:
         """Run the prompts while the block runs; clients may end them by id."""
-        jobs = [one.job for one in asked]
+        jobs = [request.job for request in requests]
         with ExitStack() as stack:
             if turn is not None:
                 stack.enter_context(self._sessions.running(turn))
-            shots = generation.GenerationStream(self._gateway, jobs, stream=bool(body.stream))
+            shots = generation.GenerationStream(self._served, jobs, stream=bool(body.stream))
             stack.enter_context(shots)
-            stack.enter_context(self._aborts.running(_named(body, asked, shots)))
+            stack.enter_context(self._aborts.running(_named(body, requests, shots)))
             if turn is not None:
                 turn.abort = partial(shots.abort, 0)
             yield shots
 
     async def _stream(
-        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float
+        self, body: GenerateBody, requests: list[_Request], turn: Turn | None, begun: float
     ) -> AsyncGenerator[object, None]:
-        batch = _is_batch(body, asked)
-        jobs = [one.job for one in asked]
+        batch = _is_batch(body, requests)
+        jobs = [request.job for request in requests]
         # Choices are numbered through the batch; prompts may ask for different n.
         first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
         counts: dict[int, int] = {}
         grown: dict[int, _Grown] = {}
         cached: dict[int, int] = {}
-        with self._running(body, asked, turn) as shots:
+        with self._running(body, requests, turn) as shots:
             async for prompt, event in shots:
-                one = asked[prompt]
+                request = requests[prompt]
                 if isinstance(event, Chunk):
                     if turn is not None:
                         turn.output.extend(event.token_ids)
                     if prompt not in counts:  # not before: now the prompt is known to fit
-                        counts[prompt] = await self._prompt_tokens(one.prompt)
+                        counts[prompt] = await self._prompt_tokens(request.prompt)
                     if event.cached_tokens is not None:
                         cached[prompt] = event.cached_tokens
                     choice = first[prompt] + event.index
                     sample = grown.setdefault(choice, _Grown(counts[prompt]))
-                    replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
+                    replies = {choice: sample.add(request, event, cached.get(prompt, 0))}
                 else:
                     if turn is not None:
                         self._sessions.end(turn, event.outputs[0], shots)
                     elapsed = time.monotonic() - begun
-                    made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
+                    made = await call_for(rows_of([event]), _replies, [request], [event], elapsed)
                     replies = dict(enumerate(made, first[prompt]))
                 for choice, reply in replies.items():
                     yield {**reply, "index": choice} if batch else reply
@@ -354,8 +354,8 @@ class Generate:
         """Count the prompt's tokens, which sglang's streams have in every event."""
         if prompt.ids is not None:
             return len(prompt.ids)
-        text, tokenizer = prompt.text or "", self._gateway.tokenizer
-        return len(await self._gateway.tokenize(len(text), tokenizer.encode, text))
+        text, tokenizer = prompt.text or "", self._served.tokenizer
+        return len(await self._served.tokenize(len(text), tokenizer.encode, text))
 
 
 @dataclass
@@ -367,39 +367,39 @@ class _Grown:
     ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, asked: _Asked, chunk: Chunk, cached: int) -> dict[str, Any]:
+    def add(self, request: _Request, chunk: Chunk, cached: int) -> dict[str, Any]:
         self.text += chunk.text
         self.ids += chunk.token_ids
         meta: dict[str, Any] = {
-            "id": asked.id_of(chunk.index),
+            "id": request.id_of(chunk.index),
             "finish_reason": None,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.ids),
             "cached_tokens": cached,
         }
-        if asked.job.params.logprobs:
-            for name, new in _logprobs("output", chunk.logprobs, asked).items():
+        if request.job.params.logprobs:
+            for name, new in _logprobs("output", chunk.logprobs, request).items():
                 meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
             meta["output_token_logprobs_length"] = len(self.logprobs["output_token_logprobs"])
         return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
 
 
 def _replies(
-    asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
+    requests: Sequence[_Request], results: Sequence[Generated], elapsed: float
 ) -> list[dict[str, Any]]:
     """Return every sample of every prompt."""
     return [
-        _reply(one, result, index, elapsed)
-        for one, result in zip(asked, results, strict=True)
+        _reply(request, result, index, elapsed)
+        for request, result in zip(requests, results, strict=True)
         for index in range(len(result.outputs))
     ]
 
 
-def _reply(asked: _Asked, result: Generated, index: int, elapsed: float) -> dict[str, Any]:
+def _reply(request: _Request, result: Generated, index: int, elapsed: float) -> dict[str, Any]:
     """Return one finished sample."""
     output = result.outputs[index]
     meta: dict[str, Any] = {
-        "id": asked.id_of(index),
+        "id": request.id_of(index),
         "finish_reason": _finish_reason(output),
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": len(output.token_ids),
@@ -410,9 +410,9 @@ def _reply(asked: _Asked, result: Generated, index: int, elapsed: float) -> dict
     if drafts := drafts_of([result.usage]):
         meta["drafts"] = drafts
     meta |= report_of(result)
-    if asked.job.params.logprobs:
+    if request.job.params.logprobs:
         for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
-            for name, rows in _logprobs(side, tokens, asked).items():
+            for name, rows in _logprobs(side, tokens, request).items():
                 meta[name] = in_parts(rows)
         meta["output_token_logprobs_length"] = len(output.logprobs)
     return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
@@ -426,27 +426,27 @@ def _finish_reason(output: Output) -> Finish:
     return {"type": "abort", "message": "aborted by a client"}
 
 
-def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[str, list[Any]]:
+def _logprobs(side: str, tokens: Sequence[TokenLogprob], request: _Request) -> dict[str, list[Any]]:
     """Return `{side}_token_logprobs` as [logprob, id, text], and requested
     `{side}_top_logprobs`."""
-    found: dict[str, list[Any]] = {
+    columns: dict[str, list[Any]] = {
         f"{side}_token_logprobs": [
             [
                 None if token.logprob is None else finite(token.logprob),
                 token.token_id,
-                token.text if asked.texts else None,
+                token.text if request.texts else None,
             ]
             for token in tokens
         ]
     }
-    if asked.job.params.top_logprobs:
-        found[f"{side}_top_logprobs"] = [
+    if request.job.params.top_logprobs:
+        columns[f"{side}_top_logprobs"] = [
             None
             if token.logprob is None
-            else [[finite(lp), i, text if asked.texts else None] for i, lp, text in token.top]
+            else [[finite(lp), i, text if request.texts else None] for i, lp, text in token.top]
             for token in tokens
         ]
-    return found
+    return columns
 
 
 def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
@@ -461,8 +461,8 @@ def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingPar
 
 def _prompt_field(body: GenerateBody, index: int) -> str:
     """Return the field that holds a prompt."""
-    name, given = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
-    several = isinstance(given, list) and not isinstance(given[0], int)
+    name, value = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
+    several = isinstance(value, list) and not isinstance(value[0], int)
     return f"{name}[{index}]" if several else name
 
 
@@ -480,19 +480,19 @@ def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -
 
 
 def _named(
-    body: GenerateBody, asked: Sequence[_Asked], shots: generation.GenerationStream
+    body: GenerateBody, requests: Sequence[_Request], shots: generation.GenerationStream
 ) -> list[tuple[str, Callable[[], None]]]:
     """Return functions that end the prompts, by their own ids and by the client's common id."""
     named: list[tuple[str, Callable[[], None]]] = []
-    for index, one in enumerate(asked):
+    for index, request in enumerate(requests):
         abort = partial(shots.abort, index)
         shared = {body.rid} if isinstance(body.rid, str) else set()
-        named += [(rid, abort) for rid in shared | {one.rid} if rid]
+        named += [(rid, abort) for rid in shared | {request.rid} if rid]
     return named
 
 
-def _is_batch(body: GenerateBody, asked: list[_Asked]) -> bool:
+def _is_batch(body: GenerateBody, requests: list[_Request]) -> bool:
     """Return whether the reply is a list: several prompts or samples, or a list of prompts."""
-    if asked[0].job.params.n > 1 or isinstance(body.text, list):
+    if requests[0].job.params.n > 1 or isinstance(body.text, list):
         return True
     return body.input_ids is not None and isinstance(body.input_ids[0], list)

@@ -46,8 +46,8 @@ class PrefixHolds:
     program.
     """
 
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         self._held: dict[ExitStack, int] = {}
         """Maps each release callback to the number of tokens it frees."""
         self._tokens = 0
@@ -56,15 +56,15 @@ class PrefixHolds:
         """Hold sequences with `tokens` of their own. Returns the function that releases them; once
         they are closed, the function keeps neither them nor their model in memory."""
         held = ExitStack()
-        seconds = self._gateway.config.hold_seconds
+        seconds = self._model.config.hold_seconds
         timer = asyncio.get_running_loop().call_later(seconds, held.close)
         for let_go in (opened.close, timer.cancel):
             held.callback(let_go)
         held.callback(self._forget, held)
         self._held[held] = tokens
         self._tokens += tokens
-        most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
-        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
+        max_tokens = self._model.model_info.capacity_tokens // _PART_OF_CACHE
+        while self._held and (len(self._held) > MAX_HELD or self._tokens > max_tokens):
             next(iter(self._held)).close()
         return held.close
 
@@ -159,8 +159,8 @@ class Sessions:
     used one without a running request. If that is its only session, its oldest turns go.
     """
 
-    def __init__(self, gateway: ServedModel, holds: PrefixHolds) -> None:
-        self._gateway = gateway
+    def __init__(self, model: ServedModel, holds: PrefixHolds) -> None:
+        self._model = model
         self._holds = holds
         self._turns: OrderedDict[_Key, dict[str, Turn]] = OrderedDict()
         self._lines: set[_Key] = set()
@@ -169,7 +169,7 @@ class Sessions:
 
     async def open(self, body: OpenSessionBody) -> str:
         """Open a session; the reply is its id."""
-        check_name(self._gateway.model_info, body.model)
+        check_name(self._model.model_info, body.model)
         key = owner(), body.session_id or uuid.uuid4().hex
         if key in self._turns:
             raise InvalidParameter("session_id", f"the session {key[1]!r} is open already")
@@ -180,7 +180,7 @@ class Sessions:
         return key[1]
 
     async def close(self, body: CloseSessionBody) -> Status:
-        check_name(self._gateway.model_info, body.model)
+        check_name(self._model.model_info, body.model)
         key = owner(), body.session_id
         if key not in self._turns:
             raise InvalidParameter("session_id", f"there is no session {body.session_id!r}")
@@ -190,8 +190,8 @@ class Sessions:
     async def begin(self, params: SessionParams, prompt: Prompt, rid: str) -> Turn:
         """Begin a turn. Raises InvalidParameter for an unknown session or request, or one that
         cannot be gone on from."""
-        given = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
-        new = array("i", given)
+        ids = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
+        new = array("i", ids)
         key = owner(), params.id
         if key not in self._turns:
             raise InvalidParameter("session_params.id", f"there is no session {params.id!r}")
@@ -265,14 +265,14 @@ class Sessions:
         return self._turns.get(turn.key, {}).get(turn.rid) is turn
 
     async def _encode(self, text: str) -> list[int]:
-        check_length(self._gateway, "text", len(text))
-        encode = self._gateway.tokenizer.encode_pieces
+        check_length(self._model, "text", len(text))
+        encode = self._model.tokenizer.encode_pieces
         pieces = [Piece(text, special=True)]
-        return await self._gateway.tokenize(len(text), encode, pieces, None, True)
+        return await self._model.tokenize(len(text), encode, pieces, None, True)
 
     def _without_bos(self, ids: array[int]) -> array[int]:
         """Remove the BOS of a prompt that goes on from another one."""
-        bos = array("i", self._gateway.tokenizer.bos_ids)
+        bos = array("i", self._model.tokenizer.bos_ids)
         return ids[len(bos) :] if ids[: len(bos)] == bos else ids
 
     def _count(self, turn: Turn) -> None:

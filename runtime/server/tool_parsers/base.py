@@ -150,16 +150,16 @@ class JsonEnd:
             if self._in_string:
                 at = self._string(text, at)
                 continue
-            found = self._next.search(text, at)
-            if found is not None and found[0] in self._stops:
+            match = self._next.search(text, at)
+            if match is not None and match[0] in self._stops:
                 self.stopped = True
-                return found.start()
-            if found is None or found.start() >= sure:
+                return match.start()
+            if match is None or match.start() >= sure:
                 return max(at, sure)
-            at = found.end()
-            if found[0] == '"':
+            at = match.end()
+            if match[0] == '"':
                 self._in_string = True
-            elif found[0] in "{[":
+            elif match[0] in "{[":
                 self._depth += 1
             else:
                 self._depth -= 1
@@ -172,9 +172,9 @@ class JsonEnd:
         """Return the place behind the string's end, or the text's end."""
         if self._escaped:
             self._escaped, at = False, at + 1
-        while (found := _IN_STRING.search(text, at)) is not None:
-            at = found.end()
-            if found[0] == '"':
+        while (match := _IN_STRING.search(text, at)) is not None:
+            at = match.end()
+            if match[0] == '"':
                 self._in_string = False
                 return at
             if at == len(text):

@@ -136,8 +136,8 @@ def _thoughts(template: ChatTemplate) -> tuple[str, str] | None:
     """Return the tags around thoughts, where only such tags separate thoughts and answer."""
     message = {"content": _ANSWER, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
     text = rendered(template, [ASKED, {"role": "assistant", **message}], generate=False)
-    found = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_ANSWER}", text)
-    return (found[1], found[2]) if found is not None else None
+    match = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_ANSWER}", text)
+    return (match[1], match[2]) if match is not None else None
 
 
 _ARGUMENTS = {"probe_a": "probe the value", "probe_b": 12}
@@ -181,11 +181,11 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
         return None
     two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after), think)
     for form in _FORMS:
-        given = re.search(form, one, re.DOTALL | re.VERBOSE)
-        if given is None or NAME not in one[: given.start()]:
+        match = re.search(form, one, re.DOTALL | re.VERBOSE)
+        if match is None or NAME not in one[: match.start()]:
             continue
-        parts = _parts(one, two, given)
-        argument = msgspec.convert(given.groupdict(), Argument) if given.groupdict() else None
+        parts = _parts(one, two, match)
+        argument = msgspec.convert(match.groupdict(), Argument) if match.groupdict() else None
         calls = None if parts is None else _calls(parts, argument)
         # A tag of every answer says nothing of calls.
         if calls is None or calls.begin in before + after:
@@ -218,10 +218,10 @@ def _reads(form: Tagged, text: str) -> bool:
         return False
 
 
-def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
-    """Split an answer of one call, whose arguments are `given`, as one of two calls shows it."""
-    before, _, between = one[: given.start()].partition(NAME)
-    behind, call = one[given.end() :], one[: given.end()]
+def _parts(one: str, two: str, match: re.Match[str]) -> _Parts | None:
+    """Split an answer of one call, whose arguments are `match`, as one of two calls shows it."""
+    before, _, between = one[: match.start()].partition(NAME)
+    behind, call = one[match.end() :], one[: match.end()]
     others, found, _ = two.removeprefix(call).partition(_OTHER_NAME)
     if not found or not two.startswith(call):  # the template writes one call at most
         return _Parts("", before, between, _tags(behind, before.count("<")), "\n", "")
@@ -252,15 +252,15 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
     array, tags = first.rstrip().endswith("["), tuple(_TAG.findall(end + behind))
     noise, at = tuple(_TAG.findall(first)), begin.find("{")
     if at >= 0:  # a call is an object, which may stand in an array
-        found = _TAG.match(first + begin)
-        if found is None or array != bool(first):
+        match = _TAG.match(first + begin)
+        if match is None or array != bool(first):
             return None
-        if (first + begin[:at])[found.end() :].strip() != "[" * array:
+        if (first + begin[:at])[match.end() :].strip() != "[" * array:
             return None
-        tag, head, noise = found[0], begin[at:], ()
+        tag, head, noise = match[0], begin[at:], ()
     else:
-        found = _TAG.match(begin)
-        tag = begin.rstrip() if found is None else found[0]
+        match = _TAG.match(begin)
+        tag = begin.rstrip() if match is None else match[0]
         head = begin[len(tag) :]
         if not tag.startswith("<"):
             return None

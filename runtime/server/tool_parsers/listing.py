@@ -45,12 +45,12 @@ class ToolPrompt:
         self.format: Format = format_of(template)
         source = template.source
         user = {"role": "user", "content": "?"}
-        asked = [user, calling(dict(_ARGUMENTS), NAME)]
+        conversation = [user, calling(dict(_ARGUMENTS), NAME)]
         result = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": _RESULT}
         self.lists = NAME in rendered(self.template, [user], [_tool(NAME)])
         self.encodes = False
         """True if the template takes the arguments of calls as JSON text."""
-        self.calls = self._writes_call(asked)
+        self.calls = self._writes_call(conversation)
         if not self.calls:
             self.encodes = self._writes_call([user, calling(json.dumps(_ARGUMENTS), NAME)])
             self.calls = self.encodes
@@ -59,12 +59,12 @@ class ToolPrompt:
         """False where no parser reads the template's calls, such as arguments in tags that say
         their type (DeepSeek V3.2)."""
         if self.encodes:
-            asked = [user, calling(json.dumps(_ARGUMENTS), NAME)]
+            conversation = [user, calling(json.dumps(_ARGUMENTS), NAME)]
         elif not self.calls:
-            asked = [user, {"role": "assistant", "content": "?"}]
+            conversation = [user, {"role": "assistant", "content": "?"}]
         # A template that writes any role as it stands does not know results.
         known = source is None or _ROLE.search(source) is not None
-        written = rendered(template, [*asked, result], generate=False).partition(_RESULT)
+        written = rendered(template, [*conversation, result], generate=False).partition(_RESULT)
         self.results = known and bool(written[1])
         self._result_end = written[2] if self.results else RESULT[1]
         system = {"role": "system", "content": _SYSTEM}
@@ -78,25 +78,25 @@ class ToolPrompt:
     ) -> tuple[list[Message], list[Message] | None, list[str]]:
         """Return the conversation and the tools for the template, and the names of missing
         abilities: tools, calls and results. Parts without a place are rewritten."""
-        found, calls, results = [], False, False
+        written, calls, results = [], False, False
         for message in messages:
             if message["role"] in RESULTS:
                 results, message = True, self._enclosed(message)
             calls = calls or bool(message.get("tool_calls"))
-            found.append(message)
+            written.append(message)
         missing = ["tools"] if tools and not self.lists else []
         if results and not self.results:
-            found = self._with_results(found)
+            written = self._with_results(written)
         if calls and not self.calls:
             missing.append("calls")
-            found = [self._with_calls(message) for message in found]
+            written = [self._with_calls(message) for message in written]
         elif calls and self.encodes:
-            found = [_encoded(message) for message in found]
+            written = [_encoded(message) for message in written]
         if results and not self.results:
             missing.append("results")
         if "tools" not in missing:
-            return found, [*tools] or None, missing
-        return self._with_tools(found, tools), None, missing
+            return written, [*tools] or None, missing
+        return self._with_tools(written, tools), None, missing
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
         listing = "".join(text for text, _ in write_list(self.listed, tools))
@@ -120,8 +120,8 @@ class ToolPrompt:
         form, (first, between, behind) = self.format, self.format.around
         written = []
         for call in calls:
-            given = call["function"]["arguments"]
-            source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            raw = call["function"]["arguments"]
+            source = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
             begin = form.begin(call["function"]["name"]).removeprefix(first)
             written.append(f"{begin}{source}{form.end.removesuffix(behind)}")
         text = f"{first}{between.join(written)}{behind}"
@@ -131,7 +131,7 @@ class ToolPrompt:
 
     def _with_results(self, messages: Sequence[Message]) -> list[Message]:
         """Turn results behind a message into a turn of the user, in the order of its calls."""
-        found: list[Message] = []
+        merged: list[Message] = []
         order: dict[str | None, int] = {}
         results: list[Message] = []
 
@@ -139,7 +139,7 @@ class ToolPrompt:
             if results:
                 results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
                 texts = [f"{RESULT[0]}{_content(one)}{RESULT[1]}" for one in results]
-                found.append({"role": "user", "content": "\n".join(texts)})
+                merged.append({"role": "user", "content": "\n".join(texts)})
                 results.clear()
 
         for message in messages:
@@ -150,11 +150,11 @@ class ToolPrompt:
             turn()
             order = {call["id"]: n for n, call in enumerate(message.get("tool_calls") or ())}
             if own and self._alternates and message["role"] == "user":
-                before = found.pop()["content"]
+                before = merged.pop()["content"]
                 message = {**message, "content": f"{before}\n\n{_content(message)}"}
-            found.append(message)
+            merged.append(message)
         turn()
-        return found
+        return merged
 
     def _enclosed(self, result: Message) -> Message:
         """Escape a result's content, which must not end the result: others' words would follow."""
@@ -243,8 +243,8 @@ def _encoded(message: Message) -> Message:
     """Return the message with the arguments of its calls as JSON text."""
     calls = []
     for call in message.get("tool_calls") or ():
-        given = call["function"]["arguments"]
-        source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        value = call["function"]["arguments"]
+        source = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": source}})
     return {**message, "tool_calls": calls} if calls else message
 

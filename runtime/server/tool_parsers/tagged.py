@@ -238,17 +238,17 @@ class TaggedParser:
         """Begin a call if its name is known and its arguments follow; return whether so."""
         calls = self._calls
         assert calls is not None
-        found, named = OBJECT.match(head), True
-        if found is None and calls.header is not None:
-            found, named = calls.header.match(head), False
-        if found is None:
+        match, named = OBJECT.match(head), True
+        if match is None and calls.header is not None:
+            match, named = calls.header.match(head), False
+        if match is None:
             return False
-        name: str | None = _string(found["name"]) if named else found["name"].strip()
-        is_object = "{" in found[0]
+        name: str | None = _string(match["name"]) if named else match["name"].strip()
+        is_object = "{" in match[0]
         if name is None or not (self._tagged or name in self._tools):
             return False
         self._out.append(CallBegin(name))
-        self._buffer = self._buffer[found.end() :]
+        self._buffer = self._buffer[match.end() :]
         self._answering, self._json = True, JsonEnd(stops=calls.stops)
         self._state = State.ARGUMENTS
         self._closers = [*([] if is_object else [calls.fence]), *calls.ends]
@@ -388,10 +388,10 @@ def _whole_call(source: str) -> _Whole | None:
     """Return the call in an object's JSON; None if it is none."""
     try:
         call = msgspec.json.decode(source.strip(), type=_Written)
-        given = bytes(call.arguments) or bytes(call.parameters)
-        arguments = (given or b"null").decode().strip()
+        sent = bytes(call.arguments) or bytes(call.parameters)
+        arguments = (sent or b"null").decode().strip()
         if arguments.startswith('"'):  # some models quote the object
             arguments = msgspec.json.decode(arguments, type=str)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(given))
+    return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(sent))

@@ -118,10 +118,10 @@ class TaggedArgumentsParser(TaggedParser):
     def _next_argument(self) -> bool:
         self._buffer = self._buffer.lstrip()
         head, opening = self._buffer[:HEADER_CHARACTERS], self._argument.opening
-        found = self._key.match(head)
-        if found is not None:
-            self._buffer = self._buffer[found.end() :]
-            self._begin_value(found["key"])
+        match = self._key.match(head)
+        if match is not None:
+            self._buffer = self._buffer[match.end() :]
+            self._begin_value(match["key"])
             return True
         if opening.startswith(head):
             return False
@@ -179,9 +179,9 @@ class TaggedArgumentsParser(TaggedParser):
         """Give a value whose whole text has come."""
         text, self._held, again = "".join(self._held), [], ""
         if self._reading is Reading.JSON:
-            if not is_json(text) and (found := self._goes_on.search(text)) is not None:
+            if not is_json(text) and (match := self._goes_on.search(text)) is not None:
                 # A quote opened no string: then a tag ends the value where the form goes on.
-                text, again = text[: found.start()], text[found.start() :]
+                text, again = text[: match.start()], text[match.start() :]
             text = text.removesuffix(self._argument.gap)
         assert self._reading is not None
         self._give(value_of(text, self._reading, self._argument))

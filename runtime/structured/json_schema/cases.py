@@ -515,11 +515,11 @@ def _contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
     return ""
 
 
-def _implies(keyword: str, given: Any, value: Any) -> bool:
-    """Return whether a keyword with the value `given` implies the same keyword with `value`."""
-    if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
-        return given % value == 0
-    return bool(given == value)
+def _implies(keyword: str, stated: Any, value: Any) -> bool:
+    """Return whether a keyword with the value `stated` implies the same keyword with `value`."""
+    if keyword == "multipleOf" and isinstance(stated, int) and isinstance(value, int):
+        return stated % value == 0
+    return bool(stated == value)
 
 
 # Keys ---------------------------------------------------------------------------------------------

@@ -430,8 +430,8 @@ def _rest(limit: _Limit) -> _Limit:
 
 def decimals(low: Bound | None, high: Bound | None) -> Regex:
     """Return the decimals within the bounds. Raises OutOfReach where none can be written."""
-    low = _kept(low, lower=True)
-    high = _kept(high, lower=False)
+    low = _fitting(low, lower=True)
+    high = _fitting(high, lower=False)
     if low is not None and high is not None:
         if low.value > high.value:
             return NOTHING
@@ -452,7 +452,7 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
     return found
 
 
-def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
+def _fitting(bound: Bound | None, *, lower: bool) -> Bound | None:
     """Return `bound`, or None if every written number satisfies it. Raises OutOfReach if no written
     number does, or if doubles cannot hold the bound exactly."""
     if bound is None:

@@ -94,17 +94,17 @@ class Dialect(msgspec.Struct, frozen=True, eq=False, dict=True):
     number: int  # 4, 6, 7, 2019, 2020
     validator: Any
     specification: Specification[Any]
-    own: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     @cached_property
     def keywords(self) -> frozenset[str]:
         """Keywords that assert something in this draft."""
         others = (key for key, since in _READ_WITH_OTHERS.items() if self.number >= since)
-        return frozenset([*self.validator.VALIDATORS, *others, *self.own])
+        return frozenset([*self.validator.VALIDATORS, *others, *self.extra])
 
 
 NEWEST = Dialect(2020, jsonschema.Draft202012Validator, DRAFT202012)
-OURS = replace(NEWEST, own=(EXCLUDED, UNMET))
+OURS = replace(NEWEST, extra=(EXCLUDED, UNMET))
 """Dialect of schemas that this package writes."""
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _DIALECTS = {
@@ -286,7 +286,7 @@ class CheckedSchema:
         if isinstance(schema, dict) and str(schema.get("$schema", "")).rstrip("#") in _UNSUPPORTED:
             raise invalid("#/$schema", f"{schema['$schema']} is not supported")
         self._names: dict[int, str] = {}
-        self._kept: list[Any] = []
+        self._schemas: list[Any] = []
         self._dialects: dict[int, Dialect] = {}
         self._closures: dict[bool, list[Located]] = {}
         self._targets: dict[tuple[str, str], Located] = {}
@@ -295,8 +295,8 @@ class CheckedSchema:
         self.registry: Registry[Any] = jsonschema_specifications.REGISTRY
         for uri, document in documents.items():
             self._name_all(document, f"{uri}#")
-            given = Resource.from_contents(document, default_specification=DRAFT202012)
-            self.registry = self.registry.with_resource(uri, given)
+            added = Resource.from_contents(document, default_specification=DRAFT202012)
+            self.registry = self.registry.with_resource(uri, added)
         resource = self.dialect.specification.create_resource(schema)
         uri = resource.id() or ""
         self.registry = self.registry.with_resource(uri, resource)
@@ -475,7 +475,7 @@ class CheckedSchema:
         name = self._names.get(id(schema))
         if name is None:
             name = self._names[id(schema)] = otherwise
-            self._kept.append(schema)  # so that its id stays its own
+            self._schemas.append(schema)  # so that its id stays its own
         return name
 
 

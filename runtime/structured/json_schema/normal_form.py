@@ -409,12 +409,12 @@ def mask_of(normal: Normal) -> Mask:
     schema = dict(root)
     if definitions:
         schema["$defs"] = definitions
-    told = [name for name, shape in definitions.items() if tells_keys_apart(shape)]
-    if told and needs_controls(schema):
+    names = [name for name, shape in definitions.items() if tells_keys_apart(shape)]
+    if names and needs_controls(schema):
         # Keys then have two spellings, which the mask takes for two keys.
-        for name in told:
+        for name in names:
             notes.add(Residual(_place(normal.places[name], "properties"), "properties"))
-    elif told:
+    elif names:
         schema["x-guidance"] = dict(OPTIONS)
     return schema, tuple(sorted(notes, key=lambda note: note.pointer))
 

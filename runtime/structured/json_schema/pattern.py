@@ -99,7 +99,7 @@ class NotTranslated(ValueError):
 def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
     """Return the strings in which both dialects (`wide`: either) find `pattern`: anywhere, unless
     it has anchors."""
-    return _found(_tree(pattern, wide), pattern)
+    return _containing(_tree(pattern, wide), pattern)
 
 
 @lru_cache(maxsize=512)
@@ -125,7 +125,7 @@ def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
         if as_it_is and not any(isinstance(n, Chars) and _spared(n) != n for n in nodes(tree)):
             return (pattern,)
         parts = tuple(
-            written(_found(part, pattern)) for part in ([tree] if one else _conjuncts(tree))
+            written(_containing(part, pattern)) for part in ([tree] if one else _conjuncts(tree))
         )
     except (NotTranslated, TooLarge):
         return (pattern,) if taken and not _NAMES_QUOTES.search(pattern) else ()
@@ -182,7 +182,7 @@ def disputed(pattern: str) -> Regex:
     return NOTHING if narrow == wide else in_all([wide], but=[narrow])
 
 
-def _found(tree: Regex, pattern: str) -> Regex:
+def _containing(tree: Regex, pattern: str) -> Regex:
     """Return the strings in which a tree is found, without look-around."""
     ways = _ways(tree)
     if ways is not None:
@@ -636,8 +636,8 @@ _OF_ECMA = re.compile(r"\\[pP]\{\w+(?:=\w+)?\}"), re.compile(r"\[\^?\]")
 """
 
 
-def _letters(found: re.Match[str]) -> str:
-    return len(found[0]) * "a"
+def _letters(match: re.Match[str]) -> str:
+    return len(match[0]) * "a"
 
 
 def _malformed(pattern: str) -> str:

@@ -517,8 +517,8 @@ class _Object(msgspec.Struct, frozen=True):
         return [name for name in self.properties if name not in self.required]
 
     def without(self, names: list[str]) -> _Object:
-        kept = {n: FALSE if n in names else c for n, c in self.properties.items()}
-        return replace(self, properties=kept)
+        properties = {n: FALSE if n in names else c for n, c in self.properties.items()}
+        return replace(self, properties=properties)
 
     def only(self, gone: list[str], least: float, most: float) -> _Object:
         return replace(
@@ -582,8 +582,8 @@ class _Object(msgspec.Struct, frozen=True):
                 del found[few]
                 for name in few_strings(few):
                     properties[name] = of_all(methodcaller("of_name", name))
-        kept = _undisputed(found) if len(found) > 1 or not shapes.empty(additional) else {}
-        for pattern in [] if kept else list(found):
+        apart = _undisputed(found) if len(found) > 1 or not shapes.empty(additional) else {}
+        for pattern in [] if apart else list(found):
             part = found.pop(pattern)
             if taken := for_llguidance(pattern, one=True):
                 found[taken[0]] = part
@@ -591,7 +591,7 @@ class _Object(msgspec.Struct, frozen=True):
                 # Matching keys may fall under `additionalProperties` only if that is weaker.
                 notes.update(notes_of(leaves, "patternProperties"))
                 additional = ()
-        found = kept or found
+        found = apart or found
         found |= {pattern: part for pattern, part in held.items() if not shapes.empty(part)}
         if len(found) > 1 and not patterns_apart(found):
             notes.update(notes_of(leaves, "patternProperties"))

@@ -633,8 +633,8 @@ def _char(char: str) -> str:
     return _SPECIAL.sub(_escaped, char)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{{{ord(found[0]):X}}}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{{{ord(match[0]):X}}}"
 
 
 def _without_states(graph: Graph) -> Regex:

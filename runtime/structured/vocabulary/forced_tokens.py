@@ -155,9 +155,9 @@ class Canonicalizer:
             return self._same(text[:cut], Following(None, True))
         if self._composition is None:
             return self._same(text, following)
-        kept = self._composition.changes(text)
-        if kept < len(text):
-            return self._same(text[:kept], Following(None, True))
+        length = self._composition.changes(text)
+        if length < len(text):
+            return self._same(text[:length], Following(None, True))
         tokens = self._same(text, following)
         if not tokens or text[-1] not in self._composition.takes:
             return tokens

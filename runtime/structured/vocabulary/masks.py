@@ -302,7 +302,7 @@ class _Functions:
         dead = np.full((1, width), -1, np.int32)
         self._steps = np.concatenate([steps[:, representative], dead])
         self._width = width
-        self._most = max(max_bytes // (4 * max(states, 1)), 2)
+        self._limit = max(max_bytes // (4 * max(states, 1)), 2)
         self.table = np.empty((16, states), np.int32)
         self.table[0], self.table[1] = -1, np.arange(states)
         self._numbers = {self.table[0].tobytes(): 0}
@@ -333,7 +333,7 @@ class _Functions:
             number = self._numbers.get(key)
             if number is None:
                 number = self.count
-                if number >= self._most:
+                if number >= self._limit:
                     return False
                 if number == len(self.table):
                     self.table = np.concatenate([self.table, np.empty_like(self.table)])

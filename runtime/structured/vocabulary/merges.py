@@ -367,11 +367,11 @@ class Merges:
             if self._has_longer(data[start:]):
                 left = self._bpe(data[:start])
                 ways.append((common(tokens, left), start, left[-1] if left else None))
-        for kept, start, before in sorted(ways, key=lambda way: way[0]):
-            if kept >= len(tokens):
+        for count, start, before in sorted(ways, key=lambda way: way[0]):
+            if count >= len(tokens):
                 break
             if self._can_run_over(data[start:], before, following):
-                return tokens[:kept]
+                return tokens[:count]
         return tokens
 
     def _can_run_over(self, begun: bytes, before: int | None, following: Following) -> bool:

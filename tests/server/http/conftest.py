@@ -1,4 +1,4 @@
-"""A served fake gateway and clients for it."""
+"""A served fake model and clients for it."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rootlace.runtime.server.http.app import make_runner
-from tests.server.http.fake_gateway import FakeGateway, stand_in
+from tests.server.http.fake_model import FakeModel, stand_in
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def certificates() -> ssl.SSLContext:
 
 @dataclass
 class Served:
-    gateway: FakeGateway
+    model: FakeModel
     url: str
     http: aiohttp.ClientSession
     api_key: str
@@ -71,7 +71,7 @@ async def stop(served: Served) -> None:
     await served.runner.cleanup()
 
 
-Serve = Callable[[FakeGateway], Awaitable[Served]]
+Serve = Callable[[FakeModel], Awaitable[Served]]
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     runners: list[web.AppRunner] = []
     served: list[Served] = []
 
-    async def start(gateway: FakeGateway) -> Served:
-        runner = make_runner(gateway)  # type: ignore[arg-type]
+    async def start(model: FakeModel) -> Served:
+        runner = make_runner(model)  # type: ignore[arg-type]
         await runner.setup()
         runners.append(runner)
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -89,7 +89,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
         port = runner.addresses[0][1]
         url = f"http://127.0.0.1:{port}"
         http = aiohttp.ClientSession(url)
-        served.append(Served(gateway, url, http, gateway.config.api_key, runner))
+        served.append(Served(model, url, http, model.config.api_key, runner))
         return served[-1]
 
     yield start
@@ -103,4 +103,4 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def served(serve: Serve) -> Served:
-    return await serve(FakeGateway())
+    return await serve(FakeModel())

@@ -6,7 +6,7 @@ from typing import Any
 
 from rootlace.wire.protocol import Open, Select
 from tests.server.http.conftest import Served
-from tests.server.http.fake_gateway import PAUSE
+from tests.server.http.fake_model import PAUSE
 
 
 async def post(served: Served, path: str, status: int = 200, **body: Any) -> Any:
@@ -16,7 +16,7 @@ async def post(served: Served, path: str, status: int = 200, **body: Any) -> Any
 
 
 async def test_abort(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: f"ab{PAUSE}" if "wait" in prompt else "ok"
+    served.model.script = lambda prompt, index: f"ab{PAUSE}" if "wait" in prompt else "ok"
     whole = asyncio.create_task(post(served, "/generate", text=["wait", "go"], rid=["r", "s"]))
     stream = {"text": "wait", "rid": "t", "stream": True}
     async with served.http.post("/generate", json=stream) as reply:
@@ -33,7 +33,7 @@ async def test_abort(served: Served) -> None:
     meta = last_event["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 2, 2)
-    assert sum(session.closed for session in served.gateway.sessions) == 1
+    assert sum(session.closed for session in served.model.sessions) == 1
     # Aborting one prompt of several, twice, leaves the others running.
     for _ in range(2):
         await post(served, "/abort", rid="r")
@@ -50,7 +50,7 @@ async def test_select(served: Served) -> None:
     reply = await post(served, "/select", text="abb", cache_salt="t", **given)
     assert (reply["choice"], reply["index"], reply["scores"]) == ("b", 1, [-8.0, -7.0])
     assert reply["meta_info"] == {"prompt_tokens": 4, "cached_tokens": 0}
-    (opened, _, op) = served.gateway.sessions[-1].ops
+    (opened, _, op) = served.model.sessions[-1].ops
     assert isinstance(opened, Open) and opened.namespace == "t"
     assert isinstance(op, Select)
     assert (op.method, op.temperature) == ("greedy_token_selection", 0.5)

@@ -32,8 +32,8 @@ async def events(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_blocks_of_an_answer(served: Served) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID
     _, reply = await post(served, {**ASK, "tools": [TOOL]})
     thinking, text, call = reply["content"]
     assert (thinking["thinking"], text["text"]) == ("hm", "well")
@@ -46,8 +46,8 @@ async def test_blocks_of_an_answer(served: Served) -> None:
 
 
 async def test_a_stream_builds_the_same_blocks(served: Served) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID
     found = await events(served, {**ASK, "tools": [TOOL]})
     assert [found[0]["type"], found[-2]["type"], found[-1]["type"]] == [
         "message_start",
@@ -98,7 +98,7 @@ async def test_what_the_template_gets(served: Served) -> None:
     status, _ = await post(served, {**given, "tools": [TOOL], "thinking": {"type": "enabled"}})
     assert status == 200
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-    last = served.gateway.chat.last
+    last = served.model.chat.last
     assert last["messages"] == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "a\n\nb"},
@@ -127,15 +127,15 @@ async def test_parameters(served: Served) -> None:
     }
     _, reply = await post(served, {**ASK, **given})
     assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "o")
-    generate = served.gateway.last_generate
+    generate = served.model.last_generate
     params = generate.params
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.5, 3)
     assert (params.stop, params.max_tokens) == (("o",), 99)
     assert generate.constraint == Constraint("json_schema", '{"type":"integer"}')
-    assert served.gateway.sessions[-1].ops[0].namespace == "t"  # type: ignore[union-attr]
+    assert served.model.sessions[-1].ops[0].namespace == "t"  # type: ignore[union-attr]
     _, reply = await post(served, {**ASK, "max_tokens": 2, "top_k": 0})
     assert reply["stop_reason"] == "max_tokens"
-    assert served.gateway.last_generate.params.top_k == 0  # off, as for other interfaces
+    assert served.model.last_generate.params.top_k == 0  # off, as for other interfaces
 
 
 async def test_the_cache_is_accounted(served: Served) -> None:
@@ -171,7 +171,7 @@ async def test_a_stream_begins_with_what_its_prompt_is(served: Served) -> None:
 
 
 async def test_a_call_that_a_stop_sequence_cut(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.script = lambda prompt, index: SAID
     given = {**ASK, "tools": [TOOL], "stop_sequences": ["1"]}
     _, reply = await post(served, given)
     stopped = {"stop_reason": "stop_sequence", "stop_sequence": "1"}
@@ -233,7 +233,7 @@ async def test_marks_pin_the_prompt_up_to_them(
         ],
     }
     _, reply = await post(served, body)
-    ops = served.gateway.sessions[-1].ops
+    ops = served.model.sessions[-1].ops
     appended = [
         "".join(part.text for part in op.parts if isinstance(part, Text))
         for op in ops

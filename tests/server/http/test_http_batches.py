@@ -15,7 +15,7 @@ from rootlace.runtime.server.http.batch_runner import ROWS_AT_ONCE
 from rootlace.runtime.server.http.batch_store import Batch, Bounds, FileStore, Storage
 from rootlace.wire.errors import InvalidRequest, Overloaded, PinRefused
 from tests.server.http.conftest import Serve, Served, stop
-from tests.server.http.fake_gateway import PAUSE, FakeGateway
+from tests.server.http.fake_model import PAUSE, FakeModel
 from tests.waiting import soon
 
 CHAT = "/v1/chat/completions"
@@ -61,7 +61,7 @@ async def answers(served: Served, file_id: str | None) -> dict[str, Any]:
 
 
 async def test_rows_are_answered_as_requests_are(serve: Serve, tmp_path: Path) -> None:
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     wrong = [
         row("url", url="/v1/completions"),
         row("field", stpo=1),
@@ -107,7 +107,7 @@ async def test_rows_are_answered_as_requests_are(serve: Serve, tmp_path: Path) -
 async def test_another_server_goes_on_where_the_first_one_ended(
     serve: Serve, tmp_path: Path
 ) -> None:
-    gateway = FakeGateway(files=str(tmp_path))
+    model = FakeModel(files=str(tmp_path))
     waiting: list[str] = []
     all_wait = asyncio.Event()
 
@@ -119,8 +119,8 @@ async def test_another_server_goes_on_where_the_first_one_ended(
             all_wait.set()
         return PAUSE
 
-    gateway.script = script
-    served = await serve(gateway)
+    model.script = script
+    served = await serve(model)
     names = [f"r{i}" for i in range(12)]
     batch = await start(
         served, [row(n, "wait" if i % 3 == 2 else "go") for i, n in enumerate(names)]
@@ -139,7 +139,7 @@ async def test_another_server_goes_on_where_the_first_one_ended(
     # The server was killed while it wrote the last line.
     output.write_bytes(done[:-5])
 
-    later = FakeGateway(files=str(tmp_path))
+    later = FakeModel(files=str(tmp_path))
     later.script = lambda prompt, index: "two"
     served = await serve(later)
     batch = await until(served, batch.id, "completed")
@@ -151,29 +151,29 @@ async def test_another_server_goes_on_where_the_first_one_ended(
 
 async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rootlace.runtime.server.http.batch_runner.RETRY_SECONDS", 0.01)
-    gateway = FakeGateway(files=str(tmp_path))
-    gateway.script = lambda prompt, index: PAUSE if "wait" in prompt else "one"
-    served = await serve(gateway)
+    model = FakeModel(files=str(tmp_path))
+    model.script = lambda prompt, index: PAUSE if "wait" in prompt else "one"
+    served = await serve(model)
     client = served.openai()
     batch = await start(served, [row("a"), row("b", "wait")])
     queued = await start(served, [row("c")])
     while (await client.batches.retrieve(batch.id)).request_counts.completed < 1:  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
     assert (await client.batches.retrieve(queued.id)).status == "validating"
-    gateway.fail = Overloaded("full")
+    model.fail = Overloaded("full")
     assert (await client.batches.cancel(batch.id)).status == "cancelling"
     batch = await until(served, batch.id, "cancelled")
     assert list(await answers(served, batch.output_file_id)) == ["a"]
-    assert all(session.closed for session in gateway.sessions[:2])
+    assert all(session.closed for session in model.sessions[:2])
     # A row waits while the server has no room for it.
     await until(served, queued.id, "in_progress")
-    gateway.fail = None
+    model.fail = None
     await until(served, queued.id, "completed")
     # A row that can never be served fails at once.
-    gateway.fail = PinRefused("no room")
+    model.fail = PinRefused("no room")
     refused = await until(served, (await start(served, [row("d")])).id, "completed")
     assert refused.request_counts.failed == 1
-    gateway.fail = None
+    model.fail = None
     empty = await until(served, (await start(served, [""])).id, "failed")
     assert "0 rows" in empty.errors.data[0].message
     twice = [row("a"), "", row("b"), row("a", "ho")]
@@ -184,10 +184,10 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_refusals(serve: Serve, tmp_path: Path) -> None:
-    served = await serve(FakeGateway())
+    served = await serve(FakeModel())
     with pytest.raises(openai.BadRequestError, match="--files"):
         await served.openai().files.create(file=b"{}", purpose="batch")
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     client = served.openai()
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=b"{}", purpose="assistants")
@@ -275,9 +275,9 @@ async def test_a_key_leaves_batches_to_others(
     monkeypatch.setattr(openai_batches, "MAX_UNFINISHED", 8)
     (a, first), (b, second) = new_key("a"), new_key("b")
     write_keys(str(tmp_path / "keys"), [first, second])
-    gateway = FakeGateway(files=str(tmp_path / "files"), keys_file=str(tmp_path / "keys"))
-    gateway.script = lambda prompt, index: PAUSE
-    served = await serve(gateway)
+    model = FakeModel(files=str(tmp_path / "files"), keys_file=str(tmp_path / "keys"))
+    model.script = lambda prompt, index: PAUSE
+    served = await serve(model)
     mine = [await start(served, [row("1")], key=a) for _ in range(7)]
     with pytest.raises(openai.RateLimitError, match=r"7 batches of this API key.* for others"):
         await start(served, [row("1")], key=a)
@@ -291,7 +291,7 @@ async def test_a_key_leaves_batches_to_others(
 async def test_a_file_that_never_comes_is_not_waited_for(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     monkeypatch.setattr(openai_batches, "UPLOAD_SECONDS", 0.05)
 
     async def endless() -> AsyncIterator[bytes]:
@@ -309,12 +309,12 @@ async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> Non
     (a, first), (b, second) = new_key("a"), new_key("b", requests_per_minute=1, max_batches=1)
     write_keys(str(tmp_path / "keys"), [first, second])
     files = str(tmp_path / "files")
-    gateway = FakeGateway(files=files, keys_file=str(tmp_path / "keys"), api_key="operator")
-    served = await serve(gateway)
+    model = FakeModel(files=files, keys_file=str(tmp_path / "keys"), api_key="operator")
+    served = await serve(model)
     mine = await start(served, [row("1"), row("2")], key=a)
     done = await until(served, mine.id, "completed", key=a)
     assert done.request_counts.completed == 2
-    assert [account and account.name for account in gateway.accounts] == ["a", "a"]
+    assert [account and account.name for account in model.accounts] == ["a", "a"]
     seen: dict[str, list[int]] = {}
     for key in (a, b, "operator"):
         client = served.openai(key)

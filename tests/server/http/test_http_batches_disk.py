@@ -15,7 +15,7 @@ import pytest
 from rootlace.runtime.server.http import batch_runner, batch_store, openai_batches
 from rootlace.runtime.server.http.batch_store import Bounds, FileStore
 from tests.server.http.conftest import Serve, stop
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.http.test_http_batches import answers, row, start, until
 from tests.waiting import until as until_true
 
@@ -58,8 +58,8 @@ def use(disk: Disk, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
 async def test_a_full_disk_costs_no_answer(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = FakeGateway(files=str(tmp_path))
-    served = await serve(gateway)
+    model = FakeModel(files=str(tmp_path))
+    served = await serve(model)
     disk = Disk(1000)
     use(disk, monkeypatch, batch_runner)
     batch = await start(served, [row(name) for name in "abcdef"])
@@ -71,7 +71,7 @@ async def test_a_full_disk_costs_no_answer(
     disk.room = 10**6
     batch = await until(served, batch.id, "completed")
     assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
-    assert len(gateway.sessions) == 6  # each row was computed once
+    assert len(model.sessions) == 6  # each row was computed once
 
 
 @pytest.mark.parametrize("end", ["completed", "expired"])
@@ -87,8 +87,8 @@ async def test_a_full_share_of_files_costs_no_answer(
     monkeypatch.setattr(batch_runner, "time", clock)
     monkeypatch.setattr(batch_runner, "ROOM_SECONDS", 0.01)
     monkeypatch.setattr(batch_runner, "Bounds", lambda: Bounds(total_bytes=6000))
-    gateway = FakeGateway(files=str(tmp_path))
-    served = await serve(gateway)
+    model = FakeModel(files=str(tmp_path))
+    served = await serve(model)
     client = served.openai()
     ballast = await client.files.create(file=b"{}" * 2500, purpose="batch")
     batch = await start(served, [row(name) for name in "abcdef"])
@@ -103,7 +103,7 @@ async def test_a_full_share_of_files_costs_no_answer(
     await client.files.delete(ballast.id)
     batch = await until(served, batch.id, end)
     assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
-    assert len(gateway.sessions) == 6  # each row was computed once
+    assert len(model.sessions) == 6  # each row was computed once
 
 
 @pytest.mark.parametrize("times", [1, 100])
@@ -122,7 +122,7 @@ async def test_a_batch_that_cannot_end_takes_no_room(
 
     monkeypatch.setattr(FileStore, "add", broken)
     monkeypatch.setattr(batch_runner, "Bounds", lambda: Bounds(total_bytes=6000))
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     batch = await until(served, (await start(served, [row("a")])).id, "failed")
     if times == 1:
         assert list(await answers(served, batch.output_file_id)) == ["a"]
@@ -162,7 +162,7 @@ async def test_a_disk_that_is_nearly_full_is_told_once(
         found = [record for record in caplog.records if record.name == batch_runner.__name__]
         return [record.getMessage().partition(":")[0] for record in found]
 
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     disk = FlakyDisk()
     use(disk, monkeypatch, batch_runner)
     batch = await start(served, [row(str(number)) for number in range(10)])
@@ -178,7 +178,7 @@ async def test_a_disk_that_is_nearly_full_is_told_once(
 async def test_an_end_that_cannot_be_written_waits(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     batch = await start(served, [row("a")])
     disk = Disk(0)
     use(disk, monkeypatch, batch_store, openai_batches)
@@ -209,7 +209,7 @@ async def test_an_end_that_cannot_be_written_waits(
 async def test_a_broken_disk_fails_a_batch_and_names_no_path(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     use(Disk(1000, errno.EIO), monkeypatch, batch_runner)
     batch = await start(served, [row(name) for name in "abcdef"])
     batch = await until(served, batch.id, "failed")
@@ -223,7 +223,7 @@ async def test_nobody_else_reads_them_and_nothing_is_left_behind(
     serve: Serve, tmp_path: Path
 ) -> None:
     folder = tmp_path / "made"
-    served = await serve(FakeGateway(files=str(folder)))
+    served = await serve(FakeModel(files=str(folder)))
     await until(served, (await start(served, [row("a")])).id, "completed")
     modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0o600}
@@ -237,7 +237,7 @@ async def test_nobody_else_reads_them_and_nothing_is_left_behind(
     for name in ("thesis", "file-of-mine", "a.new"):  # files of other programs
         (folder / "files" / name).touch()
         kept.add(folder / "files" / name)
-    await serve(FakeGateway(files=str(folder)))
+    await serve(FakeModel(files=str(folder)))
     assert set(folder.rglob("*")) == kept
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700} and len(folders) == 3

@@ -6,7 +6,7 @@ import pytest
 
 from rootlace.runtime.server.http.connections import from_source
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 PREFLIGHT = {
     "Origin": "https://page.example",
@@ -22,11 +22,11 @@ async def test_pages_are_kept_out_by_default(served: Served) -> None:
     # A request without preflight would compute, though the page could not read the reply.
     headers = {"Origin": "https://page.example"}
     assert (await served.post("/generate", {"text": "a"}, headers=headers)).status == 403
-    assert not served.gateway.sessions
+    assert not served.model.sessions
 
 
 async def test_where_a_key_keeps_strangers_out_no_page_reads_a_reply_either(serve: Serve) -> None:
-    served = await serve(FakeGateway(api_key="k"))
+    served = await serve(FakeModel(api_key="k"))
     async with served.http.options("/generate", headers=PREFLIGHT) as reply:
         assert reply.status == 403 and "--cors-origins" in await reply.text()
     headers = {"Origin": "https://page.example", "Authorization": "Bearer k"}
@@ -62,11 +62,11 @@ async def test_whose_pages_may_ask(
     method = "POST" if path == "/flush_cache" else "GET"
     async with served.http.request(method, path, headers=given) as reply:
         assert reply.status == status
-    assert served.gateway.flushed == (path == "/flush_cache" and status == 200)
+    assert served.model.flushed == (path == "/flush_cache" and status == 200)
 
 
 async def test_a_front_says_for_whom_it_asks_and_nobody_else_does(serve: Serve) -> None:
-    knows, alone = await serve(FakeGateway(front_secret="s")), await serve(FakeGateway())
+    knows, alone = await serve(FakeModel(front_secret="s")), await serve(FakeModel())
     forged = [("X-Rootlace-Source", "s 203.0.113.9"), ("Host", "127.0.0.1")]
     for served, headers, said in (
         (knows, from_source(forged, "203.0.113.5", "s"), "203.0.113.5"),
@@ -75,7 +75,7 @@ async def test_a_front_says_for_whom_it_asks_and_nobody_else_does(serve: Serve) 
         (alone, from_source([], "203.0.113.5", ""), "127.0.0.1"),
     ):
         assert (await served.post("/generate", {"text": "a"}, headers=headers)).status == 200
-        assert served.gateway.sources[-1].partition("#")[0] == said
+        assert served.model.sources[-1].partition("#")[0] == said
     rebound = from_source([("Host", "page.example")], "203.0.113.5", "s")
     async with knows.http.get("/version", headers=rebound) as reply:
         assert reply.status == 403 and "not known as 'page.example'" in await reply.text()
@@ -83,7 +83,7 @@ async def test_a_front_says_for_whom_it_asks_and_nobody_else_does(serve: Serve) 
 
 @pytest.mark.parametrize("allowed", ["*", "https://other.example, https://page.example/"])
 async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
-    served = await serve(FakeGateway(cors_origins=allowed, api_key="k"))
+    served = await serve(FakeModel(cors_origins=allowed, api_key="k"))
     async with served.http.options("/generate", headers=PREFLIGHT) as reply:
         assert reply.status == 204  # without the key: browsers send none
         assert reply.headers["Access-Control-Allow-Origin"] == "https://page.example"
@@ -115,12 +115,12 @@ async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
 )
 async def test_host_names(serve: Serve, config: dict[str, Any], host: str, status: int) -> None:
     """A page whose name resolves to this machine must not read answers of this server."""
-    served = await serve(FakeGateway(**config))
+    served = await serve(FakeModel(**config))
     assert (await served.get("/health", headers={"Host": host})).status == status
 
 
 async def test_pages_are_kept_out_of_a_public_server_without_a_key(serve: Serve) -> None:
-    served = await serve(FakeGateway(host="0.0.0.0"))
+    served = await serve(FakeModel(host="0.0.0.0"))
     pages = (
         ({"Origin": "https://page.example"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
@@ -129,4 +129,4 @@ async def test_pages_are_kept_out_of_a_public_server_without_a_key(serve: Serve)
     )
     for headers, status in pages:
         assert (await served.post("/flush_cache", headers=headers)).status == status, headers
-    assert served.gateway.flushed == 2
+    assert served.model.flushed == 2

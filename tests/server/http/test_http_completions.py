@@ -19,11 +19,11 @@ async def test_completion(served: Served) -> None:
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (4, 5)
     assert reply.usage.total_tokens == 9
     assert reply.usage.prompt_tokens_details.cached_tokens == 2  # type: ignore[union-attr]
-    params = served.gateway.last_generate.params
+    params = served.model.last_generate.params
     assert (params.max_tokens, params.temperature, params.seed) == (16, 1.0, 3)
     # BOS first, then the text with its special tokens recognised.
-    assert served.gateway.last_parts == (Text(""), Text("say", special=True))
-    assert served.gateway.sessions[-1].closed
+    assert served.model.last_parts == (Text(""), Text("say", special=True))
+    assert served.model.sessions[-1].closed
 
 
 async def test_completion_of_several_prompts_and_samples(served: Served) -> None:
@@ -47,7 +47,7 @@ async def test_completion_of_token_ids(
     reply = await served.openai().completions.create(
         model="fake", prompt=prompt, echo=True, max_tokens=1
     )
-    appended = [op.parts for op in served.gateway.sessions[-1].ops if hasattr(op, "parts")]
+    appended = [op.parts for op in served.model.sessions[-1].ops if hasattr(op, "parts")]
     assert appended == [(Tokens(ids),) for ids in parts]
     assert [c.text for c in reply.choices] == [bytes(ids).decode() + "h" for ids in parts]
 

@@ -21,7 +21,7 @@ from rootlace.runtime.server.http.connections import (
     quiet_accepts,
 )
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import PAUSE, FakeGateway
+from tests.server.http.fake_model import PAUSE, FakeModel
 from tests.waiting import soon, until
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -72,9 +72,9 @@ class Peers:
 
 @asynccontextmanager
 async def place(serve: Serve, most: int) -> AsyncIterator[Peers]:
-    gateway = FakeGateway(max_http_connections=most)
-    gateway.script = lambda prompt, index: "he" + PAUSE
-    peers = Peers(await serve(gateway))
+    model = FakeModel(max_http_connections=most)
+    model.script = lambda prompt, index: "he" + PAUSE
+    peers = Peers(await serve(model))
     yield peers
     peers.close()
 
@@ -129,7 +129,7 @@ async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
 async def test_what_is_no_http_is_one_line_of_the_log(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = await serve(FakeGateway())
+    served = await serve(FakeModel())
     address = served.url.removeprefix("http://").split(":")
     for garbage in (
         b"GET / HTTP/1.1\r\nA B: c\r\n\r\n",

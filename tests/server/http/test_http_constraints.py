@@ -89,7 +89,7 @@ async def test_every_spelling(
     for path, body in bodies(given):
         status, reply = await post(served, path, body)
         assert status == 200, reply
-        assert served.gateway.last_generate.constraint == Constraint(kind, source)  # type: ignore[arg-type]
+        assert served.model.last_generate.constraint == Constraint(kind, source)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("jump, meant", [("off", "off"), (False, "off"), (True, "canonical")])
@@ -98,7 +98,7 @@ async def test_how_it_is_enforced(served: Served, jump: Any, meant: Any) -> None
     for path, body in bodies(given):
         assert (await post(served, path, body))[0] == 200
         expected = Constraint("regex", "a", "compact", True, meant)
-        assert served.gateway.last_generate.constraint == expected
+        assert served.model.last_generate.constraint == expected
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_vllms_white_space_is_kept(served: Served, given: dict[str, Any], 
     """A text never contains white space that the pattern does not match."""
     for path, body in bodies(given):
         assert (await post(served, path, body))[0] == 200
-        assert served.gateway.last_generate.constraint == Constraint(
+        assert served.model.last_generate.constraint == Constraint(
             "json_schema", compact(NULL), meant
         )
 
@@ -125,7 +125,7 @@ async def test_constraint_options_without_a_constraint(served: Served) -> None:
     text = {"response_format": {"type": "text"}}
     for path, body in (*bodies({"strict": True, "jump_forward": "off"}), *bodies(text)):
         assert (await post(served, path, body))[0] == 200
-        assert served.gateway.last_generate.constraint is None
+        assert served.model.last_generate.constraint is None
 
 
 async def test_each_prompt_its_own(served: Served) -> None:
@@ -134,7 +134,7 @@ async def test_each_prompt_its_own(served: Served) -> None:
         served, "/generate", {"text": ["a", "b", "c"], "sampling_params": params}
     )
     assert status == 200
-    ops = [op for op in served.gateway.sessions[-1].ops if hasattr(op, "constraint")]
+    ops = [op for op in served.model.sessions[-1].ops if hasattr(op, "constraint")]
     assert [op.constraint and op.constraint.kind for op in ops] == ["regex", None, "choices"]
 
 
@@ -199,12 +199,12 @@ async def test_what_is_refused_at_once(served: Served, given: dict[str, Any], pa
         status, reply = await post(served, path, body)
         below = "sampling_params." if path == "/generate" else ""
         assert (status, reply["error"]["param"]) == (400, below + param)
-    assert not served.gateway.sessions
+    assert not served.model.sessions
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_refuses_names_the_field(served: Served, stream: bool) -> None:
-    served.gateway.fail = InvalidConstraint("json_schema: /type: there is no type 'nil'")
+    served.model.fail = InvalidConstraint("json_schema: /type: there is no type 'nil'")
     for given, param in (
         ({"json_schema": {"type": "nil"}}, "json_schema"),
         ({"response_format": named({"type": "nil"})}, "response_format"),
@@ -226,7 +226,7 @@ async def test_what_the_engine_refuses_names_the_field(served: Served, stream: b
 
 
 async def test_a_constraint_that_was_not_met(served: Served) -> None:
-    served.gateway.fail = ConstraintNotMet("uniqueItems: 64 tries were not enough")
+    served.model.fail = ConstraintNotMet("uniqueItems: 64 tries were not enough")
     for path, body in bodies({"json_schema": {"uniqueItems": True}}):
         status, reply = await post(served, path, body)
         assert (status, reply["error"]["code"]) == (422, "constraint_not_met")
@@ -240,7 +240,7 @@ async def test_not_met_in_mid_stream(served: Served) -> None:
         yield "h"
         raise ConstraintNotMet("no more tries")
 
-    served.gateway.script = script
+    served.model.script = script
     for path, body in bodies({"json_schema": {}}):
         async with served.http.post(path, json={**body, "stream": True}) as reply:
             assert reply.status == 200
@@ -254,7 +254,7 @@ async def test_not_met_in_mid_stream(served: Served) -> None:
 
 
 async def test_forced_tokens_are_counted(served: Served) -> None:
-    served.gateway.forced = 2
+    served.model.forced = 2
     client = served.openai()
     for n in (1, 2):
         reply = await client.completions.create(model="fake", prompt="x", n=n)
@@ -288,7 +288,7 @@ async def ask(served: Served, **given: Any) -> Constraint | None:
         served, "/v1/chat/completions", {"model": "fake", "messages": ASK, **given}
     )
     assert status == 200, reply
-    return served.gateway.last_generate.constraint
+    return served.model.last_generate.constraint
 
 
 def offered(path: str, strict: Any, choice: Any, stream: bool) -> dict[str, Any]:
@@ -320,7 +320,7 @@ async def test_calls_among_text_are_of_the_tools(
 ) -> None:
     """Holds in all interfaces, streamed or not, with `auto` or without. Ollama's own tools have no
     `strict`, but LangChain sends it."""
-    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    served.model.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     begin = '<tool_call>{"name":"%s","arguments":'
     schema = {"type": "object", **NUMBERS}
     if strict is True:
@@ -339,11 +339,11 @@ async def test_calls_among_text_are_of_the_tools(
     for choice in ({}, AUTO.get(path, {"tool_choice": "auto"})):
         body = {"model": "fake", **offered(path, strict, choice, stream)}
         assert (await served.post(path, body)).status == 200
-        sent = served.gateway.last_generate.constraint
+        sent = served.model.last_generate.constraint
         assert sent is not None and (sent.kind, sent.strict) == ("structural_tag", False)
         assert json.loads(sent.source) == {"type": "structural_tag", "format": form}
         # The prompt stays as it is: the model may answer without a call.
-        assert served.gateway.last_parts[-1].text == "<assistant>"
+        assert served.model.last_parts[-1].text == "<assistant>"
 
 
 async def test_where_no_call_can_stand_nothing_is_held(served: Served) -> None:
@@ -418,19 +418,19 @@ def _beside_tools(path: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None:
     """OpenAI's and Anthropic's formats hold for a text; a call stays possible."""
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     prompts = []
 
     def script(prompt: str, index: int) -> str:
         prompts.append(prompt)
         return '<think>hm</think>\n\n<tool_call>{"name":"f","arguments":null}</tool_call>'
 
-    served.gateway.script = script
+    served.model.script = script
     status, reply = await post(served, path, {"model": "fake", **_beside_tools(path)})
     assert status == 200 and '"f"' in json.dumps(reply), reply
     assert "<tool_call>" not in json.dumps(reply) and "hm" in json.dumps(reply)
-    sent = served.gateway.last_generate.constraint
+    sent = served.model.last_generate.constraint
     assert sent is not None and sent.kind == "structural_tag"
     begin = '<tool_call>{"name":"f","arguments":'
     assert json.loads(sent.source) == tool_calls.or_json(
@@ -442,14 +442,14 @@ async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None
     )
     # The format holds behind the thoughts.
     thoughts = Thoughts("</think>", "<think>", gap="\n\n", close="\n</think>")
-    assert served.gateway.last_generate.thoughts == thoughts
+    assert served.model.last_generate.thoughts == thoughts
     # The model itself may think: no tag is written for it.
     assert prompts[0].endswith("<assistant>")
 
 
 async def test_a_format_beside_calls_that_are_json_themselves(served: Served) -> None:
     """Llama's calls have no tag: a call is one of the objects that the format allows."""
-    served.gateway.chat.source = "{# <|python_tag|> #}"
+    served.model.chat.source = "{# <|python_tag|> #}"
     schema = {"$ref": "#/$defs/N", "$defs": {"N": {"type": "integer"}}}
     given = {"tools": [tool("f", False)], "response_format": named(schema)}
     call = {
@@ -462,7 +462,7 @@ async def test_a_format_beside_calls_that_are_json_themselves(served: Served) ->
     assert sent is not None and sent.kind == "structural_tag"
     elements = json.loads(sent.source)["format"]["elements"]
     assert [one["json_schema"] for one in elements] == [call, schema]
-    served.gateway.script = lambda prompt, index: '{"name":"f","parameters":{"a":1}}'
+    served.model.script = lambda prompt, index: '{"name":"f","parameters":{"a":1}}'
     _, reply = await post(served, "/v1/chat/completions", {"messages": ASK, **given})
     (made,) = reply["choices"][0]["message"]["tool_calls"]
     assert made["function"] == {"name": "f", "arguments": '{"a":1}'}
@@ -480,14 +480,14 @@ async def test_arguments_are_an_object(served: Served, choice: str, strict: Any)
         said = "tool 'f': json_schema: #/type: arguments are an object, not array"
         assert reply["error"]["message"] == said
     else:  # no request is refused
-        sent = served.gateway.last_generate.constraint
+        sent = served.model.last_generate.constraint
         assert status == 200 and sent is not None
         (tag,) = json.loads(sent.source)["format"]["tags"]
         assert tag["content"]["json_schema"]["type"] == "object"
 
 
 async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> None:
-    served.gateway.fail = InvalidConstraint("no")
+    served.model.fail = InvalidConstraint("no")
     for choice in ("auto", "required"):
         body = {"messages": ASK, "tools": [tool("f", True)], "tool_choice": choice}
         status, reply = await post(served, "/v1/chat/completions", body)

@@ -11,7 +11,7 @@ from tests.server.http.conftest import Served
 
 async def test_bodies_say_that_they_are_json(served: Served) -> None:
     """Types that a page can send to any server are refused; the error helps users of curl."""
-    posts = [one for one in endpoints(cast(ServedModel, served.gateway)) if one.method == "POST"]
+    posts = [one for one in endpoints(cast(ServedModel, served.model)) if one.method == "POST"]
     assert len(posts) > 20
     for one in posts:
         path = one.path.replace("{id}", "x")
@@ -24,7 +24,7 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
                 assert reply.status == 415, path
             assert (given or "of no type").partition(";")[0] in said
             assert f"Content-Type: {one.takes}" in said
-    assert not served.gateway.sessions and not served.gateway.flushed
+    assert not served.model.sessions and not served.model.flushed
     for given in ("Application/JSON; charset=utf-8", "application/octet-stream"):
         headers = {"Content-Type": given}
         async with served.http.post("/generate", data=b'{"text": "a"}', headers=headers) as reply:

@@ -25,7 +25,7 @@ async def test_fields_that_are_served(served: Served) -> None:
     _, reply = await _post(served, {**CHAT, "request_id": "mine"})
     assert reply["id"] == "chatcmpl-mine"
     await _post(served, {**TEXT, "add_special_tokens": False})
-    assert served.gateway.last_parts == (Text("hi", special=True),)  # no BOS
+    assert served.model.last_parts == (Text("hi", special=True),)  # no BOS
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
@@ -204,7 +204,7 @@ async def test_values_that_a_template_could_stumble_over(
     served: Served, path: str, given: dict[str, Any], statuses: tuple[int, ...]
 ) -> None:
     chat: Any = ChatTemplate("{{ messages[0].content }}{{ tools }}", ["<|im_end|>"])
-    served.gateway.chat = chat
+    served.model.chat = chat
     body = {"messages": CHAT["messages"], **given}
     async with served.http.post(path, json=body) as reply:
         assert reply.status in statuses, await reply.text()

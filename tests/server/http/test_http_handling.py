@@ -28,13 +28,13 @@ BODIES: dict[str, dict[str, Any]] = {
 async def test_every_endpoint_says_how_it_is_to_be_served(served: Served, path: str) -> None:
     more = {"priority": 2, "timeout": 50, "cache": {"ttl": 9}}
     assert (await served.post(path, {**BODIES[path], **more})).status == 200
-    given = [op for op in served.gateway.sessions[-1].ops if isinstance(op, Generate | Select)]
+    given = [op for op in served.model.sessions[-1].ops if isinstance(op, Generate | Select)]
     for op in given:
         assert op.handling.timeout is not None and 49 < op.handling.timeout <= 50
         assert op.handling == Handling(2, op.handling.timeout, Cache(ttl=9))
     assert given
     assert (await served.post(path, {**BODIES[path], "cache": {"share": False}})).status == 200
-    assert not any(op.share for op in served.gateway.sessions[-1].ops if isinstance(op, Open))
+    assert not any(op.share for op in served.model.sessions[-1].ops if isinstance(op, Open))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ async def test_what_cannot_be_meant_is_refused(
 
 
 async def test_a_header_says_what_was_cached(served: Served) -> None:
-    """The fake gateway finds half of a prompt: `a` and its BOS are two tokens."""
+    """The fake model finds half of a prompt: `a` and its BOS are two tokens."""
     async with served.http.post("/v1/completions", json={"prompt": ["a", "bcd"]}) as reply:
         assert json.loads(reply.headers["x-rootlace-cache"]) == {"cached": 1 + 2, "prompt": 2 + 4}
     body = {"prompt": "a", "stream": True}
@@ -67,7 +67,7 @@ async def test_a_header_says_what_was_cached(served: Served) -> None:
 
 @pytest.mark.parametrize("path", list(BODIES)[:7])
 async def test_reports_and_pins_are_in_every_reply(served: Served, path: str) -> None:
-    served.gateway.report = CacheReport(1, 5, "differs", before="β", lost=2)
+    served.model.report = CacheReport(1, 5, "differs", before="β", lost=2)
     body = {**BODIES[path], "return_cache_report": True, "cache": {"pin": True}}
     async with served.http.post(path, json=body) as reply:
         text = await reply.text()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.http.test_http_batches import row, start, until
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -48,7 +48,7 @@ DUMPED = {
 async def _read(served: Served, path: str, body: dict[str, Any]) -> Any:
     """The messages as the template gets them."""
     assert (await served.post(path, {"model": "fake", **body})).status == 200
-    return served.gateway.chat.last["messages"]
+    return served.model.chat.last["messages"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
@@ -153,12 +153,12 @@ async def test_ollama(served: Served) -> None:
 
 async def test_a_batch(serve: Serve, tmp_path: Path) -> None:
     """A batch decodes its rows like other bodies."""
-    served = await serve(FakeGateway(files=str(tmp_path)))
+    served = await serve(FakeModel(files=str(tmp_path)))
     message = {"role": "assistant", "content": "yes", **ADDED}
     batch = await start(served, [row("1", messages=[USER, message, USER], xyzzy=None)])
     batch = await until(served, batch.id, "completed", "failed")
     assert (batch.status, batch.request_counts.completed) == ("completed", 1)
-    assert served.gateway.chat.last["messages"][1] == {"role": "assistant", "content": "yes"}
+    assert served.model.chat.last["messages"][1] == {"role": "assistant", "content": "yes"}
 
 
 async def test_what_is_dropped_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from rootlace.cli.app import app
 from rootlace.runtime.server.auth import Account, Quota, new_key, read_keys, write_keys
 from rootlace.wire.errors import InvalidRequest, QuotaExceeded
 from tests.server.http.conftest import Serve
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(path: Path, *arguments: str, code: int = 0) -> str:
 
 async def test_keys_come_and_go_while_it_runs(serve: Serve, path: Path) -> None:
     first = run(path, "add", "first")
-    served = await serve(FakeGateway(keys_file=str(path), api_key="operator"))
+    served = await serve(FakeModel(keys_file=str(path), api_key="operator"))
 
     async def status(key: str, where: str = "/v1/models") -> int:
         headers = {"Authorization": f"Bearer {key}"}
@@ -70,7 +70,7 @@ def test_the_file_holds_no_key(path: Path) -> None:
 
 async def test_a_request_beyond_the_quota(serve: Serve, path: Path) -> None:
     poor, rich = run(path, "add", "poor", "--requests-per-minute", "2"), run(path, "add", "rich")
-    served = await serve(FakeGateway(keys_file=str(path)))
+    served = await serve(FakeModel(keys_file=str(path)))
     client = served.openai(poor)
     for _ in range(2):
         await client.completions.create(model="fake", prompt=["one request", "of two prompts"])
@@ -85,7 +85,7 @@ async def test_a_request_beyond_the_quota(serve: Serve, path: Path) -> None:
 
 async def test_a_response_is_its_keys_own(serve: Serve, path: Path) -> None:
     ours, theirs = (served_key for served_key in (run(path, "add", "a"), run(path, "add", "b")))
-    served = await serve(FakeGateway(keys_file=str(path)))
+    served = await serve(FakeModel(keys_file=str(path)))
     client, other = served.openai(ours), served.openai(theirs)
     kept = await client.responses.create(model="fake", input="hi")
     calls: list[Any] = [

@@ -7,7 +7,7 @@ import pytest
 from rootlace.runtime.server.http import generation
 from rootlace.wire.protocol import Open, SamplingParams, Text
 from tests.server.http.conftest import Served
-from tests.server.http.fake_gateway import FakeGateway, stand_in
+from tests.server.http.fake_model import FakeModel, stand_in
 
 
 async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
@@ -19,21 +19,21 @@ async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
             error = (await reply.json())["error"]
             assert (reply.status, error["param"]) == (400, field)
             assert "at most 4096 samples of all prompts together, not 4098" in error["message"]
-    assert not served.gateway.sessions
+    assert not served.model.sessions
 
 
 async def test_many_prompts_begin_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
-    gateway = FakeGateway()
-    gateway.script = lambda prompt, index: prompt
+    model = FakeModel()
+    model.script = lambda prompt, index: prompt
     job = generation.GenerateRequest(
         (Text("x"),), SamplingParams(n=generation.SAMPLES_AT_ONCE // 2)
     )
 
     def begun() -> int:
-        return sum(isinstance(op, Open) for op in gateway.sessions[-1].ops)
+        return sum(isinstance(op, Open) for op in model.sessions[-1].ops)
 
-    with generation.GenerationStream(gateway, [job] * 8) as shots:  # type: ignore[arg-type]
+    with generation.GenerationStream(model, [job] * 8) as shots:  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert begun() == 2
         await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_many_prompts_begin_in_many_turns(monkeypatch: pytest.MonkeyPatch)
         *[["x"] * job.params.n] * 7,
         [""] * job.params.n,
     ]
-    with generation.GenerationStream(gateway, [job] * 8):  # type: ignore[arg-type]
+    with generation.GenerationStream(model, [job] * 8):  # type: ignore[arg-type]
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert begun() == 2

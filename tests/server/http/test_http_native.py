@@ -40,7 +40,7 @@ async def test_text(served: Served) -> None:
 
 async def test_defaults(served: Served) -> None:
     reply = await _post(served, text="abc")
-    params = served.gateway.last_generate.params
+    params = served.model.last_generate.params
     assert (params.temperature, params.max_tokens, params.logprobs) == (1.0, 128, False)
     assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": 257}
     assert reply["meta_info"]["id"]
@@ -56,7 +56,7 @@ async def test_batches(served: Served) -> None:
         sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2}],
     )
     assert [(r["text"], r["meta_info"]["id"]) for r in replies] == [("h", "a"), ("he", "b")]
-    appended = [op.parts for op in served.gateway.sessions[-1].ops if hasattr(op, "parts")]
+    appended = [op.parts for op in served.model.sessions[-1].ops if hasattr(op, "parts")]
     assert appended == [(Tokens((1, 2)),), (Tokens((3,)),)]
     # A list of one is still a list; n > 1 of one prompt makes one.
     assert len(await _post(served, text=["x"])) == 1

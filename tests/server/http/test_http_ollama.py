@@ -14,7 +14,7 @@ from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
 from tests.model.gguf.writing import Entry, write
 from tests.server.http.conftest import Served
-from tests.server.http.fake_gateway import FakeChat
+from tests.server.http.fake_model import FakeChat
 from tests.tiny_model import make_tiny_model
 
 ASK: dict[str, Any] = {"model": "fake:latest", "messages": [{"role": "user", "content": "hi"}]}
@@ -30,8 +30,8 @@ async def lines(served: Served, path: str, body: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("stream", [None, False])
 async def test_chat(served: Served, stream: bool | None) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID
     body = {**ASK, "tools": [TOOL], "stream": stream, "think": True}
     replies = await lines(served, "/api/chat", body)
     assert (len(replies) > 5) == (stream is None)
@@ -44,17 +44,17 @@ async def test_chat(served: Served, stream: bool | None) -> None:
     last = replies[-1]
     assert (last["done_reason"], last["eval_count"]) == ("stop", len(SAID))
     assert last["prompt_eval_count"] > 0 and last["total_duration"] > 0
-    assert served.gateway.chat.last["kw"] == {"thinking": True, "enable_thinking": True}
+    assert served.model.chat.last["kw"] == {"thinking": True, "enable_thinking": True}
 
 
 async def test_generate(served: Served) -> None:
     body = {"model": "fake", "prompt": "hi", "system": "s", "stream": False}
     (reply,) = await lines(served, "/api/generate", body)
     assert (reply["response"], reply["done"]) == ("hello", True)
-    assert [m["role"] for m in served.gateway.chat.last["messages"]] == ["system", "user"]
+    assert [m["role"] for m in served.model.chat.last["messages"]] == ["system", "user"]
     pieces = await lines(served, "/api/generate", {**body, "raw": True, "stream": True})
     assert "".join(piece["response"] for piece in pieces) == "hello"
-    assert served.gateway.last_parts == (Text(""), Text("hi", special=True))
+    assert served.model.last_parts == (Text(""), Text("hi", special=True))
     (loaded,) = await lines(served, "/api/generate", {"model": "fake", "keep_alive": 0})
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 
@@ -62,7 +62,7 @@ async def test_generate(served: Served) -> None:
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 async def test_logprobs_are_of_all_tokens(served: Served, path: str) -> None:
     """Log-probabilities cover also tokens without a line of their own, such as those of a call."""
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.script = lambda prompt, index: SAID
     body = {**ASK, "tools": [TOOL]} if path == "/api/chat" else {"model": "fake", "prompt": "hi"}
     for stream in (None, False):
         asked = {**body, "stream": stream, "logprobs": True, "top_logprobs": 2}
@@ -96,58 +96,58 @@ async def test_options_and_history(served: Served) -> None:
     body = {**ASK, "messages": messages, "options": options, "stream": False}
     (reply,) = await lines(served, "/api/chat", {**body, "format": {"type": "integer"}})
     assert (reply["message"]["content"], reply["done_reason"]) == ("hel", "length")
-    generate = served.gateway.last_generate
+    generate = served.model.last_generate
     params = generate.params
     assert (params.max_tokens, params.temperature, params.top_k) == (3, 0.5, 0)
     assert (params.repetition_penalty, params.stop) == (1.1, ("z",))
     assert generate.constraint == Constraint("json_schema", '{"type":"integer"}')
-    sent = served.gateway.chat.last["messages"]
+    sent = served.model.chat.last["messages"]
     assert sent[1]["tool_calls"][0]["function"] == call["function"]
     assert sent[2] == {"role": "tool", "content": "3", "name": "f"}
     await lines(served, "/api/chat", {**ASK, "options": {"num_predict": -1}})
-    assert served.gateway.last_generate.params.max_tokens is None
+    assert served.model.last_generate.params.max_tokens is None
 
 
 async def test_what_is_served(served: Served) -> None:
     for path in ("/api/tags", "/api/ps"):
-        assert [model["model"] for model in (await served.get(path)).json()["models"]] == ["fake"]
+        assert [entry["model"] for entry in (await served.get(path)).json()["models"]] == ["fake"]
     assert not (await running(served))["size"]  # the model has no files
-    gateway = served.gateway
-    gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
+    model = served.model
+    model.model_info = msgspec.structs.replace(model.model_info, adapters=("formal",))
     tags = (await served.get("/api/tags")).json()["models"]
-    assert [model["model"] for model in tags] == ["fake", "fake:formal"]
+    assert [entry["model"] for entry in tags] == ["fake", "fake:formal"]
     shown = (await served.post("/api/show", {"model": "fake"})).json()
     assert shown["template"] == FakeChat.source and "completion" in shown["capabilities"]
     assert (await served.get("/api/version")).json()["version"]
 
 
 async def running(served: Served) -> Any:
-    (model,) = (await served.get("/api/ps")).json()["models"]
-    assert model.items() >= (await served.get("/api/tags")).json()["models"][0].items()
-    return model
+    (entry,) = (await served.get("/api/ps")).json()["models"]
+    assert entry.items() >= (await served.get("/api/tags")).json()["models"][0].items()
+    return entry
 
 
 async def test_the_files_of_a_model(served: Served, tmp_path: Path) -> None:
-    gateway = served.gateway
-    gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(tmp_path))
+    model = served.model
+    model.model_info = msgspec.structs.replace(model.model_info, path=str(tmp_path))
     digests = []
     for size in (100, 300):
         (tmp_path / "model.safetensors").write_bytes(bytes(size))
         (tmp_path / "config.json").write_bytes(b"{}")
-        first, model = await running(served), await running(served)
-        assert model["digest"] == first["digest"] and len(bytes.fromhex(model["digest"])) == 32
-        assert (model["size"], model["size_vram"]) == (size + 2, 0)
-        assert datetime.fromisoformat(model["expires_at"]).year > 2100
-        digests.append(model["digest"])
+        first, entry = await running(served), await running(served)
+        assert entry["digest"] == first["digest"] and len(bytes.fromhex(entry["digest"])) == 32
+        assert (entry["size"], entry["size_vram"]) == (size + 2, 0)
+        assert datetime.fromisoformat(entry["expires_at"]).year > 2100
+        digests.append(entry["digest"])
     assert digests[0] != digests[1]
-    gateway.engine.info = msgspec.structs.replace(gateway.engine.info, device="cuda:0")
+    model.engine.info = msgspec.structs.replace(model.engine.info, device="cuda:0")
     assert (await running(served))["size_vram"] == 302
 
 
 async def details(served: Served, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the details in lists, and `model_info`, of the model at `path`."""
-    gateway = served.gateway
-    gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(path))
+    model = served.model
+    model.model_info = msgspec.structs.replace(model.model_info, path=str(path))
     shown = (await served.post("/api/show", {"model": "fake"})).json()
     assert (await running(served))["details"] == shown["details"]
     return shown["details"], shown["model_info"]
@@ -176,7 +176,7 @@ async def test_what_a_gguf_file_says(served: Served, tmp_path: Path) -> None:
         "parameter_size": "1.28M",
         "quantization_level": "Q4_K_M",
     }
-    limit = served.gateway.model_info.context_length
+    limit = served.model.model_info.context_length
     assert info == {
         "general.architecture": "qwen2",
         "general.basename": "Tiny",
@@ -185,7 +185,7 @@ async def test_what_a_gguf_file_says(served: Served, tmp_path: Path) -> None:
         "qwen2.block_count": 3,
         "qwen2.context_length": limit,  # the limit of requests, not the file's
         "qwen2.rope.freq_base": 0.5,
-        "qwen2.vocab_size": served.gateway.model_info.vocab_size,
+        "qwen2.vocab_size": served.model.model_info.vocab_size,
     }
     # For a mix without a name, the most frequent type is told. The file is read again on a change.
     del metadata["general.file_type"]
@@ -233,17 +233,17 @@ async def test_sampling_beside_the_options(served: Served, path: str) -> None:
         ({"num_predict": 2, "top_p": 0.7}, (0, 0.7, 2)),
     ):
         await lines(served, path, {**body, "options": options})
-        params = served.gateway.last_generate.params
+        params = served.model.last_generate.params
         assert (params.temperature, params.top_p, params.max_tokens) == expected
 
 
 async def test_tool_choice(served: Served) -> None:
-    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    served.model.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     body = {**ASK, "tools": [TOOL, {"type": "function", "function": {"name": "g"}}]}
     kinds = {}
     for choice in (None, "auto", "none", "required", {"type": "function", "name": "g"}):
         await lines(served, "/api/chat", {**body, "tool_choice": choice})
-        sent = served.gateway.last_generate.constraint
+        sent = served.model.last_generate.constraint
         kinds[str(choice)] = None if sent is None else sent.source
     assert kinds["None"] == kinds["auto"] != kinds["required"]
     assert kinds["none"] is None
@@ -257,8 +257,8 @@ async def test_tool_choice(served: Served) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None:
     """A limit cuts the answer within a call."""
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID
     whole = [{"function": {"name": "f", "arguments": {"x": 1}}}]
     end = SAID.index("}</tool_call>")
     for written in (end - 20, end - 9, end - 7, end - 1, end, end + 3):
@@ -290,11 +290,11 @@ async def test_refusals(served: Served, given: dict[str, Any], status: int, says
 
 async def test_a_format_that_allows_anything_is_still_json(served: Served) -> None:
     await lines(served, "/api/chat", {**ASK, "format": {}, "stream": False})
-    assert served.gateway.last_generate.constraint == Constraint("json_schema", "{}")
+    assert served.model.last_generate.constraint == Constraint("json_schema", "{}")
 
 
 async def test_a_refused_format_is_called_as_the_client_calls_it(served: Served) -> None:
-    served.gateway.fail = InvalidConstraint("json_schema: #/type: no")
+    served.model.fail = InvalidConstraint("json_schema: #/type: no")
     async with served.http.post("/api/chat", json={**ASK, "format": {}, "stream": False}) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"] == "format: json_schema: #/type: no"

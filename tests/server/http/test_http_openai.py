@@ -36,7 +36,7 @@ async def test_chat(served: Served) -> None:
     assert (choice.message.role, choice.message.content) == ("assistant", "hel")
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
     assert reply.usage is not None and reply.usage.completion_tokens == 3
-    assert served.gateway.chat.last["messages"] == [
+    assert served.model.chat.last["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
@@ -51,7 +51,7 @@ async def test_prediction(served: Served) -> None:
             n=2,
             prediction={"type": "content", "content": content},  # type: ignore[typeddict-item]
         )
-        assert served.gateway.last_generate.prediction == "a draft"
+        assert served.model.last_generate.prediction == "a draft"
         assert reply.usage is not None
         details = reply.usage.completion_tokens_details
         assert details is not None
@@ -169,7 +169,7 @@ CALLS = (
 
 
 async def test_tool_calls(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: CALLS
+    served.model.script = lambda prompt, index: CALLS
     client = served.openai()
     given: dict[str, Any] = {
         "model": "fake",
@@ -181,7 +181,7 @@ async def test_tool_calls(served: Served) -> None:
     assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
     calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
     assert calls == [("add", '{"a":1.50}'), ("now", "{}")]
-    assert served.gateway.last_generate.params.skip_special_tokens is False
+    assert served.model.last_generate.params.skip_special_tokens is False
 
     content, streamed, finish = "", [], None
     async for chunk in await client.chat.completions.create(**given, stream=True):
@@ -200,7 +200,7 @@ async def test_tool_calls(served: Served) -> None:
         messages=[*ASK, message, answer],
         tools=given["tools"],  # type: ignore[list-item]
     )
-    history = served.gateway.chat.last["messages"]
+    history = served.model.chat.last["messages"]
     assert history[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1.5}}
     assert history[2] == {
         "role": "tool",
@@ -213,8 +213,8 @@ async def test_tool_calls(served: Served) -> None:
 async def test_arguments_in_tags(served: Served, name: str) -> None:
     """Whole and streamed, the tagged arguments of Qwen3-Coder and GLM 4.5 become JSON, and go back
     into the template in tags."""
-    gateway, form = served.gateway, FORMS[name]
-    gateway.chat = ChatTemplate(SOURCES[name])  # type: ignore[assignment]
+    model, form = served.model, FORMS[name]
+    model.chat = ChatTemplate(SOURCES[name])  # type: ignore[assignment]
     text = 'a "long" text of </tool_call>s'
     marked = f"<![CDATA[{text}]]>" if form.argument.cdata else text
     called = written(form, "add", ("text", marked), ("a", "1.50"))
@@ -224,7 +224,7 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
         prompts.append(prompt)
         return f"Let me see.\n{called}"
 
-    gateway.script = script
+    model.script = script
     parameters = {
         "type": "object",
         "properties": {"text": {"type": "string"}, "a": {"type": "number"}},
@@ -251,7 +251,7 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
     assert called.replace("1.50", "1.5") in prompts[-1]
 
     await client.chat.completions.create(**given, tool_choice="required")
-    constraint = gateway.last_generate.constraint
+    constraint = model.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
     assert prompts[-1] == prompts[-2]  # no call is begun for the model
     strict = {"name": "add", "strict": True, "parameters": {**parameters, "minProperties": 1}}
@@ -262,7 +262,7 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
-    served.gateway.script = lambda prompt, index: '{"name":"now","arguments":{"x":1}}'
+    served.model.script = lambda prompt, index: '{"name":"now","arguments":{"x":1}}'
     tools = [_tool("add"), _tool("now")]
     tools[0]["function"]["parameters"]["$defs"] = {"number": {"type": "number"}}
     for choice in ("required", {"type": "function", "function": {"name": "now"}}):
@@ -280,8 +280,8 @@ async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
             calls = [(c.function.name, c.function.arguments) for c in made]
         assert calls == [("now", '{"x":1}')]
         assert finish == "tool_calls"
-        assert served.gateway.last_parts[-1] == Text("<tool_call>\n", special=True)
-        constraint = served.gateway.last_generate.constraint
+        assert served.model.last_parts[-1] == Text("<tool_call>\n", special=True)
+        constraint = served.model.last_generate.constraint
         assert constraint is not None and constraint.kind == "json_schema"
         schema = json.loads(constraint.source)
         validator = jsonschema.Draft202012Validator(schema)
@@ -292,13 +292,13 @@ async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
 
 async def test_parallel_tool_calls(served: Served) -> None:
     """A client may ask for one call at most; several calls can be forced."""
-    served.gateway.script = lambda prompt, index: CALLS
+    served.model.script = lambda prompt, index: CALLS
     given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": [_tool("add")]}
     client = served.openai()
     reply = await client.chat.completions.create(**given, parallel_tool_calls=False)
     assert [c.function.name for c in reply.choices[0].message.tool_calls or ()] == ["add"]
     await client.chat.completions.create(**given, tool_choice="required", parallel_tool_calls=True)
-    constraint = served.gateway.last_generate.constraint
+    constraint = served.model.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
     _, calls, _ = json.loads(constraint.source)["format"]["elements"]
     assert (calls["at_least_one"], calls["stop_after_first"]) == (True, False)
@@ -306,7 +306,7 @@ async def test_parallel_tool_calls(served: Served) -> None:
 
 
 async def test_a_call_that_a_stop_string_cut_is_no_call_to_make(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: (
+    served.model.script = lambda prompt, index: (
         '<tool_call>{"name":"add","arguments":{"city":"Oslo"}}</tool_call>'
     )
     client = served.openai()
@@ -326,11 +326,11 @@ async def test_a_call_that_a_stop_string_cut_is_no_call_to_make(served: Served) 
 async def test_a_tool_without_parameters_has_no_arguments(served: Served) -> None:
     tools: Any = [{"type": "function", "function": {"name": "now"}}]
     await served.openai().chat.completions.create(model="fake", messages=ASK, tools=tools)  # type: ignore[arg-type]
-    (told,) = served.gateway.chat.last["tools"]
+    (told,) = served.model.chat.last["tools"]
     assert told["function"]["parameters"] == {"type": "object", "properties": {}}
     given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": tools}
     await served.openai().chat.completions.create(**given, tool_choice="required")
-    constraint = served.gateway.last_generate.constraint
+    constraint = served.model.last_generate.constraint
     assert constraint is not None
     validator = jsonschema.Draft202012Validator(json.loads(constraint.source))
     assert validator.is_valid({"name": "now", "arguments": {}})
@@ -338,8 +338,8 @@ async def test_a_tool_without_parameters_has_no_arguments(served: Served) -> Non
 
 
 async def test_thoughts_are_told_apart(served: Served) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: "<think>\nhm\n</think>\n\nyes"
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: "<think>\nhm\n</think>\n\nyes"
     client = served.openai()
     given: dict[str, Any] = {"model": "fake", "messages": ASK}
     reply = await client.chat.completions.create(**given)
@@ -362,17 +362,17 @@ async def test_thoughts_are_told_apart(served: Served) -> None:
     extra = {"include_reasoning": False, "thinking": {"type": "disabled"}}  # type: ignore[dict-item]
     message = (await client.chat.completions.create(**given, extra_body=extra)).choices[0].message
     assert message.content == "yes" and not hasattr(message, "reasoning_content")
-    assert {"thinking": False, "enable_thinking": False} in served.gateway.chat.told
+    assert {"thinking": False, "enable_thinking": False} in served.model.chat.told
 
 
 async def test_without_tools_nothing_is_parsed(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: CALLS
+    served.model.script = lambda prompt, index: CALLS
     client = served.openai()
     reply = await client.chat.completions.create(
         model="fake", messages=ASK, tools=[_tool("add")], tool_choice="none"
     )
     assert reply.choices[0].message.content == CALLS
-    assert served.gateway.chat.last["tools"] is None
+    assert served.model.chat.last["tools"] is None
 
 
 async def test_models(served: Served) -> None:

@@ -77,7 +77,7 @@ async def test_bad_chat_parameters(served: Served, given: dict[str, Any], param:
         error = (await reply.json())["error"]
     assert (reply.status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] == param and error["message"]
-    assert not served.gateway.sessions  # no request was started
+    assert not served.model.sessions  # no request was started
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_errors_as_the_client_sees_them(served: Served) -> None:
     # Before the first event a stream has a status like any other reply.
     with pytest.raises(openai.BadRequestError):
         await client.completions.create(model="fake", prompt="boom", stream=True)
-    assert all(session.closed for session in served.gateway.sessions)
+    assert all(session.closed for session in served.model.sessions)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_errors_as_the_client_sees_them(served: Served) -> None:
     [(Overloaded("full"), 429), (ServerUnavailable("gone"), 503), (InternalError("oh"), 500)],
 )
 async def test_failures_of_the_runtime(served: Served, failure: Any, status: int) -> None:
-    served.gateway.fail = failure
+    served.model.fail = failure
     body = {"model": "fake", "prompt": "x"}
     async with served.http.post("/v1/completions", json=body) as reply:
         error = (await reply.json())["error"]
@@ -157,11 +157,11 @@ async def test_what_ends_in_the_same_way_is_not_sent_again(
     served: Served, failure: Any, sent: int
 ) -> None:
     """Clients repeat 408, 429 and 5xx unless the reply says not to."""
-    served.gateway.fail = failure
+    served.model.fail = failure
     client = served.openai().with_options(max_retries=1)
     with pytest.raises(openai.APIStatusError):
         await client.completions.create(model="fake", prompt="x")
-    assert len(served.gateway.sessions) == sent
+    assert len(served.model.sessions) == sent
 
 
 async def test_malformed_bodies(served: Served) -> None:

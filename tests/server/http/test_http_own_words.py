@@ -8,7 +8,7 @@ import pytest
 
 from rootlace.runtime.server.chat_template import ChatTemplate
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.test_tool_prompt import LISTS_ONLY, SMOL
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -67,10 +67,10 @@ BODIES: dict[str, dict[str, Any]] = {
 PATHS = sorted(BODIES)
 
 
-def smol(**config: Any) -> FakeGateway:
-    gateway = FakeGateway(**config)
-    gateway.chat = ChatTemplate(SMOL, ["<|im_start|>", "<|im_end|>"])  # type: ignore[assignment]
-    return gateway
+def smol(**config: Any) -> FakeModel:
+    model = FakeModel(**config)
+    model.chat = ChatTemplate(SMOL, ["<|im_start|>", "<|im_end|>"])  # type: ignore[assignment]
+    return model
 
 
 async def ask(served: Served, path: str, **more: Any) -> tuple[int, str]:
@@ -84,14 +84,14 @@ async def ask(served: Served, path: str, **more: Any) -> tuple[int, str]:
 async def test_the_model_reads_all_and_its_calls_are_read(
     serve: Serve, path: str, stream: bool
 ) -> None:
-    gateway = smol()
-    served, seen = await serve(gateway), []
+    model = smol()
+    served, seen = await serve(model), []
 
     def script(prompt: str, index: int) -> str:
         seen.append(prompt)
         return CALL
 
-    gateway.script = script
+    model.script = script
     status, text = await ask(served, path, stream=stream)
     assert status == 200, text
     head, _, rest = seen[0].partition("<|im_end|>\n")
@@ -104,7 +104,7 @@ async def test_the_model_reads_all_and_its_calls_are_read(
     )
     assert "weather" in text and "tool_call>" not in text, "a call is no text"
     # Calls are constrained as with any template.
-    constraint = gateway.last_generate.constraint
+    constraint = model.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
     assert "<tool_call>" in constraint.source and '"weather' in constraint.source.replace("\\", "")
 
@@ -118,14 +118,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", sorted(REQUIRED))
 async def test_who_must_call_knows_what(serve: Serve, path: str) -> None:
-    gateway = smol()
-    served, seen = await serve(gateway), []
+    model = smol()
+    served, seen = await serve(model), []
 
     def script(prompt: str, index: int) -> str:
         seen.append(prompt)
         return '{"name":"weather","arguments":{"city":"Rome"}}'
 
-    gateway.script = script
+    model.script = script
     status, text = await ask(served, path, **REQUIRED[path])
     assert status == 200 and "Rome" in text
     assert '"name": "weather"' in seen[0]
@@ -173,9 +173,9 @@ async def test_the_log_says_once_that_a_form_of_calls_is_not_read(
     serve: Serve, caplog: pytest.LogCaptureFixture, form: str, lines: int
 ) -> None:
     """DeepSeek V3.2's calls are not read, for example; Qwen3-Coder's arguments in tags are."""
-    gateway = FakeGateway()
-    gateway.chat = ChatTemplate(TURNS.replace("CALL", form))  # type: ignore[assignment]
-    served = await serve(gateway)
+    model = FakeModel()
+    model.chat = ChatTemplate(TURNS.replace("CALL", form))  # type: ignore[assignment]
+    served = await serve(model)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             status, text = await ask(served, "/v1/chat/completions")
@@ -194,9 +194,9 @@ async def test_what_is_shown_of_a_model(serve: Serve) -> None:
         (SMOL, {"tools": "template-only"}, set[str]()),
         (LISTS_ONLY, {"tools": "template-only"}, {"tools"}),
     ):
-        gateway = smol(**config)
-        gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
-        served = await serve(gateway)
+        model = smol(**config)
+        model.chat = ChatTemplate(source)  # type: ignore[assignment]
+        served = await serve(model)
         shown = (await served.post("/api/show", {"model": "fake"})).json()["capabilities"]
         assert {one for one in shown if one.startswith("tools")} == able
 
@@ -216,16 +216,16 @@ async def test_they_are_refused_if_the_server_is_to(serve: Serve, path: str) -> 
 
 
 async def test_a_template_of_its_own_for_tools(serve: Serve) -> None:
-    gateway = smol(tools="template-only")
+    model = smol(tools="template-only")
     own = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    gateway.chat = ChatTemplate(SMOL, tool_use=ChatTemplate(own))  # type: ignore[assignment]
-    served, seen = await serve(gateway), []
+    model.chat = ChatTemplate(SMOL, tool_use=ChatTemplate(own))  # type: ignore[assignment]
+    served, seen = await serve(model), []
 
     def script(prompt: str, index: int) -> str:
         seen.append(prompt)
         return "well"
 
-    gateway.script = script
+    model.script = script
     for tools in ([OPENAI], None):
         body = {"model": "fake", "messages": [USER], "tools": tools}
         assert (await served.post("/v1/chat/completions", body)).status == 200

@@ -6,7 +6,7 @@ import pytest
 
 from rootlace.runtime.assets import page_folder
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 
 async def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
@@ -36,7 +36,7 @@ async def test_no_other_file(served: Served, name: str) -> None:
 
 
 async def test_the_page_needs_no_key_and_what_it_asks_does(serve: Serve) -> None:
-    served = await serve(FakeGateway(api_key="secret"))
+    served = await serve(FakeModel(api_key="secret"))
     for path, status in (
         ("/", 200),
         ("/page/main.js", 200),

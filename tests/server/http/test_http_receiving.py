@@ -10,7 +10,7 @@ import pytest
 from rootlace.runtime.server.http import body as bodies
 from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.waiting import soon, until
 
 BODY, MOST = 2**16, 2**18
@@ -53,7 +53,7 @@ async def slow_ones(served: Served, count: int, size: int) -> list[Slow]:
 async def test_all_bodies_together_have_a_bound(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = await serve(FakeGateway(max_body_bytes=BODY, max_receiving_bytes=MOST))
+    served = await serve(FakeModel(max_body_bytes=BODY, max_receiving_bytes=MOST))
     slow = await slow_ones(served, 7, PART)
     for _ in range(3):
         async with await soon(Slow(served, 2**10).reply) as reply:
@@ -69,7 +69,7 @@ async def test_all_bodies_together_have_a_bound(
     sys.platform != "linux", reason="other systems have 127.0.0.1 only, not all of 127.0.0.0/8"
 )
 async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
-    served = await serve(FakeGateway(max_body_bytes=BODY, max_receiving_bytes=MOST))
+    served = await serve(FakeModel(max_body_bytes=BODY, max_receiving_bytes=MOST))
     slow = await slow_ones(served, 7, PART)
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as other:
@@ -79,7 +79,7 @@ async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
 
 
 async def test_who_goes_away_makes_room(serve: Serve) -> None:
-    served = await serve(FakeGateway(max_body_bytes=BODY, max_receiving_bytes=MOST))
+    served = await serve(FakeModel(max_body_bytes=BODY, max_receiving_bytes=MOST))
     slow = await slow_ones(served, 7, PART)
     for one in slow:
         one.reply.cancel()
@@ -88,7 +88,7 @@ async def test_who_goes_away_makes_room(serve: Serve) -> None:
 
 
 async def test_without_a_word_there_may_be_sixteen_of_the_largest(serve: Serve) -> None:
-    served = await serve(FakeGateway(max_body_bytes=2**12))
+    served = await serve(FakeModel(max_body_bytes=2**12))
     slow = await slow_ones(served, 14, 2**12 - 1)
     assert await Slow(served, 2**12 - 1).status() == 429
     assert [await one.status() for one in slow] == [200] * 14
@@ -96,7 +96,7 @@ async def test_without_a_word_there_may_be_sixteen_of_the_largest(serve: Serve) 
 
 @pytest.mark.parametrize("most", [BODY, BODY // 2])
 async def test_one_body_alone_is_always_received(serve: Serve, most: int) -> None:
-    served = await serve(FakeGateway(max_body_bytes=BODY, max_receiving_bytes=most))
+    served = await serve(FakeModel(max_body_bytes=BODY, max_receiving_bytes=most))
     (slow,) = await slow_ones(served, 1, BODY - 1)
     assert await Slow(served, 2**10).status() == 429
     assert await slow.status() == 200

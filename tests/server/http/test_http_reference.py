@@ -59,10 +59,10 @@ async def _document(served: Served) -> dict[str, Any]:
 
 async def test_bodies_fit_the_document_exactly_if_they_are_decoded(served: Served) -> None:
     document = await _document(served)
-    gateway = served.gateway
-    gateway.chat.source = "{# <think> </think> #}"
-    gateway.script = lambda prompt, index: SAID
-    gateway.report = CacheReport(1, 3, "evicted", lost=1)
+    model = served.model
+    model.chat.source = "{# <think> </think> #}"
+    model.script = lambda prompt, index: SAID
+    model.report = CacheReport(1, 3, "evicted", lost=1)
     for path, body, wrong in BODIES:
         operation = document["paths"][path]["post"]
         validator = _validator(document, operation["requestBody"])
@@ -107,7 +107,7 @@ MINIMAL = {path: body for path, body, _ in reversed(BODIES)} | {
 
 
 NOT_FAKED = (EmbeddingReply, Embedded, Batch)
-"""Replies that the fake gateway does not give."""
+"""Replies that the fake model does not give."""
 
 
 def _decoded(given: Any, kind: Any) -> str:
@@ -122,7 +122,7 @@ def _decoded(given: Any, kind: Any) -> str:
 async def test_fields_stand_as_they_are_said_to(served: Served) -> None:
     """Each field that is documented as accepted without effect, or as refused, is sent."""
     asked, wrong = 0, []
-    for endpoint in endpoints(served.gateway):  # type: ignore[arg-type]
+    for endpoint in endpoints(served.model):  # type: ignore[arg-type]
         for field in fields(endpoint.body) if endpoint.body in endpoint.bodies else ():
             if field.standing is None or "." in field.path or endpoint.other_body:
                 continue

@@ -12,7 +12,7 @@ from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire.protocol import Constraint
 from tests.server.full_disk import FAILURE_NAMES, FAILURES, FullDisk
 from tests.server.http.conftest import Serve, Served, stop
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 HELD: Any = {**TOOL, "strict": None}
@@ -25,7 +25,7 @@ async def test_a_text(served: Served) -> None:
         model="fake", input="hi", instructions="be brief", metadata={"k": "v"}, temperature=0.5
     )
     assert (reply.output_text, reply.status, reply.object) == ("hello", "completed", "response")
-    assert served.gateway.chat.last["messages"] == [
+    assert served.model.chat.last["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
@@ -40,8 +40,8 @@ async def test_a_text(served: Served) -> None:
 
 
 async def test_thoughts_and_calls_streamed_or_not(served: Served) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID
     client = served.openai()
     given: dict[str, Any] = {"model": "fake", "input": "hi", "tools": [TOOL]}
     whole: Any = await client.responses.create(**given)
@@ -80,8 +80,8 @@ async def test_thoughts_and_calls_streamed_or_not(served: Served) -> None:
 async def test_text_has_log_probabilities_where_they_are_asked_for(
     served: Served, given: dict[str, Any], top: int, text: str
 ) -> None:
-    served.gateway.chat.source = "{# <think> </think> #}"
-    served.gateway.script = lambda prompt, index: SAID.replace("hm", text).replace(
+    served.model.chat.source = "{# <think> </think> #}"
+    served.model.script = lambda prompt, index: SAID.replace("hm", text).replace(
         "\nwell", f"\n{text}"
     )
     client = served.openai()
@@ -119,7 +119,7 @@ async def test_text_has_log_probabilities_where_they_are_asked_for(
 async def test_an_item_that_was_cut_is_incomplete(
     served: Served, given: dict[str, Any], reason: str, cut: str
 ) -> None:
-    served.gateway.script = lambda prompt, index: SAID.partition("</think>")[2].replace(
+    served.model.script = lambda prompt, index: SAID.partition("</think>")[2].replace(
         "well", "well, let me see what there is"
     )
     body = {"input": "x", "tools": [TOOL], **given}
@@ -137,13 +137,13 @@ async def test_an_item_that_was_cut_is_incomplete(
 
 
 async def test_a_response_is_gone_on_from(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
+    served.model.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
     client = served.openai()
     first: Any = await client.responses.create(
         model="fake", input="hi", tools=[TOOL], instructions="once"
     )
     call = first.output[-1]
-    served.gateway.script = lambda prompt, index: "done"
+    served.model.script = lambda prompt, index: "done"
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
     second: Any = await client.responses.create(
         model="fake",
@@ -160,11 +160,11 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
         },
         {"role": "tool", "tool_call_id": call.call_id, "content": "3"},
     ]
-    assert served.gateway.chat.last["messages"] == expected
+    assert served.model.chat.last["messages"] == expected
     # The same without the server's memory: the client sends the output back unchanged.
     stateless = [{"role": "user", "content": "hi"}, *first.output, result]
     await client.responses.create(model="fake", input=stateless, store=False)
-    assert served.gateway.chat.last["messages"] == expected
+    assert served.model.chat.last["messages"] == expected
 
     counted: list[Any] = [
         await client.responses.input_tokens.count(model="fake", **given)
@@ -172,7 +172,7 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
     ]
     assert [one.input_tokens for one in counted] == [second.usage.input_tokens] * 2
     assert counted[0].object == "response.input_tokens"
-    assert served.gateway.chat.last["messages"] == expected
+    assert served.model.chat.last["messages"] == expected
 
     assert (await client.responses.retrieve(second.id)).output_text == "done"
     await client.responses.delete(second.id)
@@ -189,7 +189,7 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
 async def test_functions_of_a_namespace(served: Served) -> None:
     """The model's names of the functions contain the namespace's, clients' names do not."""
     call = {"name": "crm__f", "arguments": {"x": 1}}
-    served.gateway.script = lambda prompt, index: f"<tool_call>{json.dumps(call)}</tool_call>"
+    served.model.script = lambda prompt, index: f"<tool_call>{json.dumps(call)}</tool_call>"
     client = served.openai()
     inner: Any = [{**HELD, "description": "Finds."}, {**HELD, "name": "g"}]
     space: Any = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": inner}
@@ -203,7 +203,7 @@ async def test_functions_of_a_namespace(served: Served) -> None:
     assert {tuple(sorted(tool)) for tool in told} == {
         ("description", "name", "parameters", "strict", "type")
     }
-    offered = [tool["function"] for tool in served.gateway.chat.last["tools"]]
+    offered = [tool["function"] for tool in served.model.chat.last["tools"]]
     assert [tool["name"] for tool in offered] == ["f", "crm__f", "crm__g"]
     texts = [tool.get("description") for tool in offered]
     assert texts == [None, "Customers.\n\nFinds.", None]
@@ -217,24 +217,24 @@ async def test_functions_of_a_namespace(served: Served) -> None:
 
     result: Any = {"type": "function_call_output", "call_id": found.call_id, "output": "3"}
     second = await client.responses.create(input=[result], previous_response_id=first.id, **given)
-    known = served.gateway.chat.last["messages"]
+    known = served.model.chat.last["messages"]
     assert known[1]["tool_calls"][0]["function"]["name"] == "crm__f"
     stateless: Any = [{"role": "user", "content": "hi"}, *first.output, result]
     await client.responses.create(input=stateless, store=False, **given)
-    assert served.gateway.chat.last["messages"] == known
+    assert served.model.chat.last["messages"] == known
     listed: list[Any] = [one async for one in client.responses.input_items.list(second.id)]
     assert [(one.name, one.namespace) for one in listed if one.type == "function_call"] == [
         ("f", "crm")
     ]
     plain: Any = [stateless[0], {**first.output[0].to_dict(), "namespace": ""}, result]
     await client.responses.create(input=plain, store=False, **given)
-    made = served.gateway.chat.last["messages"][1]["tool_calls"]
+    made = served.model.chat.last["messages"][1]["tool_calls"]
     assert made[0]["function"]["name"] == "f", "no namespace"
     named: Any = {"type": "function", "name": "g", "namespace": "crm"}
     allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     for choice in (named, allowed):
         await client.responses.create(input="hi", tool_choice=choice, **given)
-        constraint = served.gateway.last_generate.constraint
+        constraint = served.model.last_generate.constraint
         assert constraint is not None
         assert json.loads(constraint.source)["properties"]["name"] == {"const": "crm__g"}
 
@@ -250,11 +250,11 @@ async def test_a_search_that_may_not_leave_is_left_out(served: Served) -> None:
             "tools[1]: there is no web search, so the tool is left out"
         ]
     assert [tool["type"] for tool in response["tools"]] == ["function", "web_search"]
-    assert len(served.gateway.chat.last["tools"]) == 1
+    assert len(served.model.chat.last["tools"]) == 1
 
 
 async def test_what_a_response_was_made_from(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
+    served.model.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
     client = served.openai()
     first: Any = await client.responses.create(model="fake", input="hi", tools=[TOOL])
     result: Any = {
@@ -320,9 +320,9 @@ async def test_allowed_tools(served: Served) -> None:
         }
         for path, asked in (("/v1/responses", body), ("/v1/chat/completions", chat)):
             assert (await served.post(path, asked)).status == 200
-            offered = served.gateway.chat.last["tools"]
+            offered = served.model.chat.last["tools"]
             assert [tool["function"]["name"] for tool in offered] == ["g"]
-            sent = served.gateway.last_generate.constraint
+            sent = served.model.last_generate.constraint
             assert sent is not None and sent.kind == kind
 
 
@@ -331,11 +331,11 @@ async def test_constraints(served: Served) -> None:
     form: Any = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     await served.openai().responses.create(model="fake", input="x", text={"format": form})
     wanted = Constraint("json_schema", '{"type":"integer"}')
-    assert served.gateway.last_generate.constraint == wanted
+    assert served.model.last_generate.constraint == wanted
     await served.openai().responses.create(
         model="fake", input="x", tools=[HELD], tool_choice={"type": "function", "name": "f"}
     )
-    constraint = served.gateway.last_generate.constraint
+    constraint = served.model.last_generate.constraint
     assert constraint is not None
     assert json.loads(constraint.source)["properties"]["name"] == {"const": "f"}
 
@@ -484,7 +484,7 @@ async def test_a_salt_is_kept_apart(served: Served) -> None:
 
 async def test_responses_outlive_the_server(serve: Serve, tmp_path: Path) -> None:
     config = {"state": str(tmp_path / "state")}
-    before = await serve(FakeGateway(**config))
+    before = await serve(FakeModel(**config))
     client = before.openai()
     first = await client.responses.create(model="fake", input="x")
     streamed = await client.responses.create(
@@ -494,7 +494,7 @@ async def test_responses_outlive_the_server(serve: Serve, tmp_path: Path) -> Non
     forgotten = await client.responses.create(model="fake", input="z")
     await client.responses.delete(forgotten.id)
     await stop(before)
-    after = await serve(FakeGateway(**config))
+    after = await serve(FakeModel(**config))
     client = after.openai()
     assert await client.responses.retrieve(first.id) == first
     with pytest.raises(openai.NotFoundError):
@@ -504,7 +504,7 @@ async def test_responses_outlive_the_server(serve: Serve, tmp_path: Path) -> Non
         input="and",
         previous_response_id=last.response.id,  # type: ignore[union-attr]
     )
-    said = [message["content"] for message in after.gateway.chat.last["messages"]]
+    said = [message["content"] for message in after.model.chat.last["messages"]]
     assert said == ["x", "hello", "y", "hello", "and"]
 
 
@@ -517,7 +517,7 @@ async def test_a_server_starts_on_a_full_disk_and_keeps_everything_later(
     monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
 
     async def start() -> tuple[SessionStore, Served]:
-        return SessionStore(folder), await serve(FakeGateway(state=str(folder)))
+        return SessionStore(folder), await serve(FakeModel(state=str(folder)))
 
     async def end(programs: SessionStore, served: Served) -> None:
         await stop(served)

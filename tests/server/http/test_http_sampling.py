@@ -24,7 +24,7 @@ from rootlace.wire.protocol import Append, Generate, Open
 from rootlace.wire.sampling import TUNED, SamplingParams
 from tests.model.gguf.converting import finish
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.operations import MakeClient, text
 from tests.tiny_model import make_tiny_model
 
@@ -237,14 +237,14 @@ OLLAMA = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 each = pytest.mark.parametrize("name", CALLS)
 
 
-def gateway_of(**sampling: float) -> FakeGateway:
-    gateway = FakeGateway()
-    gateway.model_info = msgspec.structs.replace(
-        gateway.model_info,
+def model_of(**sampling: float) -> FakeModel:
+    model = FakeModel()
+    model.model_info = msgspec.structs.replace(
+        model.model_info,
         sampling=sampling,
         sampling_from=dict.fromkeys(sampling, FILE),
     )
-    return gateway
+    return model
 
 
 def said(name: str, **given: float) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def said(name: str, **given: float) -> dict[str, Any]:
 
 async def params_of(served: Served, name: str, **given: float) -> SamplingParams:
     assert (await served.post(CALLS[name][0], said(name, **given))).status == 200
-    return served.gateway.last_generate.params
+    return served.model.last_generate.params
 
 
 def drawn(params: SamplingParams) -> dict[str, float]:
@@ -275,7 +275,7 @@ async def test_without_a_recommendation_the_interface_decides(served: Served, na
 
 @each
 async def test_the_model_decides_what_a_request_does_not(serve: Serve, name: str) -> None:
-    served = await serve(gateway_of(**QWEN, max_tokens=77))
+    served = await serve(model_of(**QWEN, max_tokens=77))
     params = await params_of(served, name)
     assert drawn(params) == {key: QWEN[key] for key in NEUTRAL}
     assert params.repetition_penalty == 1.05
@@ -286,7 +286,7 @@ async def test_the_model_decides_what_a_request_does_not(serve: Serve, name: str
 
 @each
 async def test_a_request_wins_with_the_default_of_its_interface(serve: Serve, name: str) -> None:
-    served = await serve(gateway_of(**QWEN))
+    served = await serve(model_of(**QWEN))
     params = await params_of(served, name, temperature=1.0, top_p=1)
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 20)
     params = await params_of(served, name, temperature=0, top_k=0)
@@ -298,13 +298,13 @@ async def test_a_request_wins_with_the_default_of_its_interface(serve: Serve, na
 
 @each
 async def test_one_recommendation_leaves_the_rest_to_the_interface(serve: Serve, name: str) -> None:
-    served = await serve(gateway_of(temperature=0.6))
+    served = await serve(model_of(temperature=0.6))
     usual = OLLAMA if name.startswith("ollama") else NEUTRAL
     assert drawn(await params_of(served, name)) == {**usual, "temperature": 0.6}
 
 
 async def test_a_request_for_no_limit_wins(serve: Serve) -> None:
-    served = await serve(gateway_of(max_tokens=77))
+    served = await serve(model_of(max_tokens=77))
     assert (await params_of(served, "ollama chat", num_predict=-1)).max_tokens is None
     assert (await params_of(served, "ollama chat", num_predict=99)).max_tokens == 99
     assert (await params_of(served, "chat", max_completion_tokens=99)).max_tokens == 99
@@ -313,11 +313,11 @@ async def test_a_request_for_no_limit_wins(serve: Serve) -> None:
         "/generate", json={"text": "hi", "sampling_params": {"max_new_tokens": None}}
     ) as reply:
         assert reply.status == 200
-    assert served.gateway.last_generate.params.max_tokens is None
+    assert served.model.last_generate.params.max_tokens is None
 
 
 async def test_a_request_for_more_than_the_default_bound_wins(serve: Serve) -> None:
-    served = await serve(gateway_of(max_tokens=7))
+    served = await serve(model_of(max_tokens=7))
     for name in ("chat", "responses"):
         params = await params_of(served, name, min_tokens=9)
         assert (params.min_tokens, params.max_tokens) == (9, 9)
@@ -394,13 +394,13 @@ def test_numbers_that_are_no_integers_stay_what_they_are() -> None:
 
 
 async def test_the_responses_say_what_they_were_sampled_with(serve: Serve) -> None:
-    served = await serve(gateway_of(**QWEN))
+    served = await serve(model_of(**QWEN))
     found = (await served.post("/v1/responses", CALLS["responses"][1])).json()
     assert (found["temperature"], found["top_p"]) == (0.7, 0.8)
 
 
 async def test_servers_say_what_is_in_force(serve: Serve) -> None:
-    served = await serve(gateway_of(**QWEN))
+    served = await serve(model_of(**QWEN))
     expected = {
         "default_sampling": QWEN,
         "default_sampling_from": dict.fromkeys(QWEN, FILE),
@@ -422,8 +422,8 @@ async def test_servers_say_what_is_in_force(serve: Serve) -> None:
 
 async def test_programs(client: MakeClient) -> None:
     c = client()
-    c.gateway.model_info = msgspec.structs.replace(
-        c.gateway.model_info, sampling={**QWEN, "max_tokens": 3}
+    c.model.model_info = msgspec.structs.replace(
+        c.model.model_info, sampling={**QWEN, "max_tokens": 3}
     )
     asked = (
         SamplingParams(max_tokens=5),
@@ -444,10 +444,10 @@ async def test_programs(client: MakeClient) -> None:
 
 async def test_a_stop_token_that_cannot_come_is_told_and_left_out(served: Served) -> None:
     """sglang's clients send ids of other vocabularies; one below 0 is a fault."""
-    size = served.gateway.model_info.vocab_size
+    size = served.model.model_info.vocab_size
     for stops, status in (([3, size], 200), ([-1], 400)):
         body = {"prompt": "x", "stop_token_ids": stops}
         async with served.http.post("/v1/completions", json=body) as reply:
             assert reply.status == status
             assert status == 400 or str(size) in reply.headers["X-Rootlace-Warning"]
-    assert served.gateway.last_generate.params.stop_token_ids == (3,)
+    assert served.model.last_generate.params.stop_token_ids == (3,)

@@ -13,13 +13,13 @@ from rootlace.runtime.server.http.chat_request import (
     calls_or_format,
     forced_call,
 )
-from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.constraints import Rule
 from rootlace.runtime.server.tool_parsers.base import Format
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 from tests.server.test_formats import FORMATS
 from tests.structured.random_model import byte_vocabulary
 
@@ -148,7 +148,7 @@ async def test_warnings_are_few_short_and_ascii(served: Served) -> None:
 
 
 async def test_pages_may_read_it(serve: Serve) -> None:
-    served = await serve(FakeGateway(cors_origins="https://page.example"))
+    served = await serve(FakeModel(cors_origins="https://page.example"))
     headers = {"Origin": "https://page.example"}
     body = {**CHAT, "json_schema": WRONG}
     async with served.http.post("/v1/chat/completions", json=body, headers=headers) as reply:
@@ -158,7 +158,7 @@ async def test_pages_may_read_it(serve: Serve) -> None:
 
 # --- naming the wrong tool -----------------------------------------------------------------------
 
-FORMAT = Asked(Constraint("json_schema", '{"type": "object"}'), "response_format")
+FORMAT = Rule(Constraint("json_schema", '{"type": "object"}'), "response_format")
 FINE = Tool("fine", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
 PLAIN = Tool("plain")
 BAD = Tool("bad", None, {"type": "object", "properties": {"x": {"type": "strin"}}}, True)
@@ -184,7 +184,7 @@ PLACES = {
 """In the schema that the user wrote."""
 
 
-def _made(form: Format, tools: list[Tool]) -> list[Asked]:
+def _made(form: Format, tools: list[Tool]) -> list[Rule]:
     return [
         forced_call(ToolChoice("required"), tools, form, {})[1],
         forced_call(ToolChoice("required", parallel=True), tools, form, {})[1],
@@ -203,22 +203,22 @@ def test_the_tool_whose_schema_is_malformed_is_named(form: Format, wrong: Tool) 
         for asked in _made(form, tools):
             with pytest.raises(InvalidConstraint) as caught:
                 compiler.compile(asked.constraint)
-            told = asked.told(str(caught.value))
+            told = asked.with_tool(str(caught.value))
             assert told.startswith(f"tool {wrong.name!r}: json_schema: {PLACES[wrong.name]}")
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_the_format_that_is_malformed_is_no_tools(form: Format) -> None:
     constraint = Constraint("json_schema", '{"properties": {"x": {"type": "strin"}}}')
-    wrong = Asked(constraint, "response_format")
+    wrong = Rule(constraint, "response_format")
     asked = calls_or_format(wrong, ToolChoice(), [FINE, PLAIN], form)
     with pytest.raises(InvalidConstraint) as caught:
         GrammarCompiler(byte_vocabulary()).compile(asked.constraint)
-    assert asked.told(str(caught.value)) == str(caught.value)
+    assert asked.with_tool(str(caught.value)) == str(caught.value)
 
 
 async def test_the_name_is_in_the_reply(served: Served) -> None:
-    served.gateway.fail = InvalidConstraint("json_schema: #/anyOf/1/properties/arguments/type: no")
+    served.model.fail = InvalidConstraint("json_schema: #/anyOf/1/properties/arguments/type: no")
     tools = [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
         for name in ("one", "two")

@@ -19,7 +19,7 @@ from rootlace.wire.protocol import (
     Tokens,
 )
 from tests.server.http.conftest import Served
-from tests.server.http.fake_gateway import FakeSession
+from tests.server.http.fake_model import FakeSession
 
 
 async def post(served: Served, path: str, body: dict[str, Any], status: int = 200) -> Any:
@@ -35,28 +35,28 @@ async def test_labels(served: Served) -> None:
     expected = [[math.exp(-7), math.exp(-8)], [math.exp(-7), math.exp(-7)]]
     assert reply["scores"] == [pytest.approx(one) for one in expected]
     assert reply["usage"]["prompt_tokens"] == len("aba") + len("abba") + 2
-    assert [op.namespace for op in served.gateway.sessions[-1].ops if isinstance(op, Open)] == [
+    assert [op.namespace for op in served.model.sessions[-1].ops if isinstance(op, Open)] == [
         "t",
         "t",
     ]
     reply = await post(served, "/v1/score", {**body, "apply_softmax": True, "item_first": True})
     assert reply["scores"][1] == [0.5, 0.5]
     assert sum(reply["scores"][0]) == pytest.approx(1)
-    ops = served.gateway.sessions[-1].ops
+    ops = served.model.sessions[-1].ops
     texts = ["".join(part.text for part in op.parts) for op in ops if isinstance(op, Append)]  # type: ignore[union-attr]
     assert texts == ["aab", "baab"]
-    assert served.gateway.sessions[-1].closed
+    assert served.model.sessions[-1].closed
 
 
 async def test_labels_that_are_tokens(served: Served) -> None:
     body = {"query": [1, 2], "items": [[3], [4, 5]], "label_token_ids": [7, 8]}
     reply = await post(served, "/v1/score", body)
     assert reply["scores"] == [[pytest.approx(math.exp(-0.5))] * 2] * 2
-    appended = [op.parts for op in served.gateway.sessions[-1].ops if hasattr(op, "parts")]
+    appended = [op.parts for op in served.model.sessions[-1].ops if hasattr(op, "parts")]
     assert appended == [
         (Tokens(ids),) for ids in ((1, 2, 3, 7), (1, 2, 3, 8), (1, 2, 4, 5, 7), (1, 2, 4, 5, 8))
     ]
-    assert served.gateway.last_generate.params.max_tokens == 0
+    assert served.model.last_generate.params.max_tokens == 0
 
 
 async def test_relevance(served: Served) -> None:
@@ -66,7 +66,7 @@ async def test_relevance(served: Served) -> None:
     assert [result["index"] for result in reply["results"]] == [1, 2, 0]
     assert reply["results"][1]["document"] == {"text": "yes"}
     assert all(0 < result["relevance_score"] < 1 for result in reply["results"])
-    asked = served.gateway.chat.last["messages"][-1]["content"]
+    asked = served.model.chat.last["messages"][-1]["content"]
     assert "<Query>: q" in asked and "<Document>: no no" in asked
     texts = [one if isinstance(one, str) else one["text"] for one in documents]
     pairs = await post(served, "/v1/score", {"text_1": "q", "text_2": texts, "method": "judge"})
@@ -93,7 +93,7 @@ async def test_relevance(served: Served) -> None:
 async def test_refusals(served: Served, path: str, body: dict[str, Any], param: str) -> None:
     reply = await post(served, path, body, 400)
     assert reply["error"]["param"] == param
-    assert not served.gateway.sessions
+    assert not served.model.sessions
 
 
 async def test_the_header_says_what_was_cached(served: Served) -> None:
@@ -151,8 +151,8 @@ async def test_a_choice_that_adds_no_token_is_named(
 
 
 async def test_adapters(served: Served) -> None:
-    gateway = served.gateway
-    gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
+    model = served.model
+    model.model_info = msgspec.structs.replace(model.model_info, adapters=("formal",))
     pair = {"query": "a", "items": ["b"]}
     for path, body in (
         ("/v1/score", {**pair, "labels": ["c"]}),
@@ -163,13 +163,13 @@ async def test_adapters(served: Served) -> None:
         assert (await post(served, path, {**body, "model": "fake:formal"}))["model"] == (
             "fake:formal"
         )
-        (opened,) = [op for op in gateway.sessions[-1].ops if isinstance(op, Open)]
+        (opened,) = [op for op in model.sessions[-1].ops if isinstance(op, Open)]
         assert opened.adapter == "formal"
 
 
 async def test_nothing_before_a_label(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer without BOS makes no tokens of empty texts."""
-    monkeypatch.setattr(served.gateway.tokenizer, "encode", lambda text: list(text.encode()))
+    monkeypatch.setattr(served.model.tokenizer, "encode", lambda text: list(text.encode()))
     for labels in ({"label_token_ids": [5, 6]}, {"labels": ["a", "b"]}):
         body = {"query": "", "items": ["a", ""], **labels}
         reply = await post(served, "/v1/score", body, 400)
@@ -212,4 +212,4 @@ async def test_bounds(served: Served) -> None:
         reply = await post(served, "/v1/score", body, 400)
         assert reply["error"]["param"] == "items"
     await post(served, "/v1/rerank", {"query": "a", "documents": [long], "method": "judge"}, 400)
-    assert not served.gateway.sessions
+    assert not served.model.sessions

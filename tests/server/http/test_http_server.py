@@ -26,20 +26,20 @@ from rootlace.runtime.server.server_state import Drain
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import PAUSE, FakeChat, FakeGateway
+from tests.server.http.fake_model import PAUSE, FakeChat, FakeModel
 from tests.waiting import skip, soon, until
 
 
 async def test_health_follows_the_engine(served: Served) -> None:
     assert (await served.get("/health")).status == 200
-    served.gateway.healthy = False
+    served.model.healthy = False
     async with served.http.get("/health") as reply:
         assert reply.status == 503
         assert (await reply.json())["error"]["code"] == "unavailable"
 
 
 async def test_api_key(serve: Serve) -> None:
-    served = await serve(FakeGateway(api_key="secret"))
+    served = await serve(FakeModel(api_key="secret"))
     assert len((await served.openai().models.list()).data) == 1
     for headers in (
         {},
@@ -55,11 +55,11 @@ async def test_api_key(serve: Serve) -> None:
         assert (await served.get("/health", headers=headers)).status == 200
     with pytest.raises(openai.AuthenticationError):
         await served.openai(api_key="no").completions.create(model="fake", prompt="x")
-    assert not served.gateway.sessions and not served.gateway.flushed
+    assert not served.model.sessions and not served.model.flushed
 
 
 async def test_body_bound(serve: Serve) -> None:
-    served = await serve(FakeGateway(max_body_bytes=10_000))
+    served = await serve(FakeModel(max_body_bytes=10_000))
     async with served.http.post("/generate", json={"text": "x" * 20_000}) as reply:
         assert reply.status == 413
         assert "--max-body" in (await reply.json())["error"]["message"]
@@ -112,7 +112,7 @@ async def test_an_unforeseen_fault_is_one_requests_problem(served: Served) -> No
     def broken(prompt: str, index: int) -> str:
         raise ZeroDivisionError
 
-    served.gateway.chat.render = broken  # type: ignore[method-assign, assignment]
+    served.model.chat.render = broken  # type: ignore[method-assign, assignment]
     body = {"messages": [{"role": "user", "content": "x"}]}
     async with served.http.post("/v1/chat/completions", json=body) as reply:
         assert (reply.status, (await reply.json())["error"]["message"]) == (500, "internal error")
@@ -121,25 +121,25 @@ async def test_an_unforeseen_fault_is_one_requests_problem(served: Served) -> No
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
 async def test_a_timeout_ends_the_request(served: Served, path: str) -> None:
-    served.gateway.script = lambda prompt, index: "he" + PAUSE
+    served.model.script = lambda prompt, index: "he" + PAUSE
     body = {"text" if path == "/generate" else "prompt": "a", "timeout": 20}
     asked = asyncio.create_task(served.http.post(path, json=body))
-    await until(lambda: bool(served.gateway.sessions))
+    await until(lambda: bool(served.model.sessions))
     skip(20)
     async with await asked as reply:
         assert reply.status == 408
         error = (await reply.json())["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
     assert "of 20 s" in error["message"]
-    assert served.gateway.sessions[-1].closed
+    assert served.model.sessions[-1].closed
     async with served.http.post(path, json={**body, "timeout": 0}) as reply:
         assert reply.status == 400 and (await reply.json())["error"]["param"] == "timeout"
-    served.gateway.script = lambda prompt, index: "done"
+    served.model.script = lambda prompt, index: "done"
     assert (await served.post(path, {**body, "timeout": 3600})).status == 200
 
 
 async def test_a_timeout_in_a_stream_is_its_last_event(served: Served) -> None:
-    served.gateway.script = lambda prompt, index: "he" + PAUSE
+    served.model.script = lambda prompt, index: "he" + PAUSE
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/responses", {"input": "a"}),
@@ -151,7 +151,7 @@ async def test_a_timeout_in_a_stream_is_its_last_event(served: Served) -> None:
             skip(20)
             text += await reply.text()
         assert reply.status == 200 and "its timeout of 20 s" in text
-        assert served.gateway.sessions[-1].closed
+        assert served.model.sessions[-1].closed
 
 
 async def test_tokenizer_info(served: Served) -> None:
@@ -174,14 +174,14 @@ async def test_flush_cache(served: Served) -> None:
     async with served.http.get("/flush_cache") as reply:
         assert (reply.status, reply.headers["Allow"]) == (405, "POST")
         assert "use POST" in (await reply.json())["error"]["message"]
-    assert not served.gateway.flushed
+    assert not served.model.flushed
     assert (await served.post("/flush_cache")).status == 200
-    assert served.gateway.flushed == 1
+    assert served.model.flushed == 1
 
 
 async def test_health_generate(served: Served) -> None:
     assert (await served.get("/health_generate")).status == 200
-    assert served.gateway.last_generate.params.max_tokens == 1
+    assert served.model.last_generate.params.max_tokens == 1
 
 
 async def test_ready_is_of_the_model_that_is_asked_for(served: Served) -> None:
@@ -194,13 +194,13 @@ async def test_ready_is_of_the_model_that_is_asked_for(served: Served) -> None:
 async def test_ready_tells_of_a_disk_that_is_not_written_to(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = await served.gateway.status()
+    status = await served.model.status()
 
     async def ready(**disk: int) -> dict[str, Any]:
         async def told(account: object = None) -> dict[str, Any]:
             return {**status, **disk}
 
-        monkeypatch.setattr(served.gateway, "status", told)
+        monkeypatch.setattr(served.model, "status", told)
         monkeypatch.setattr(admin, "LOOK_SECONDS", 60.0)
         async with served.http.get("/ready") as reply:
             assert reply.status == 200
@@ -220,22 +220,22 @@ async def test_ready_tells_of_a_disk_that_is_not_written_to(
 async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served.http.get("/ready") as reply:  # no token yet: the probe makes one
         assert reply.status == 200
-    assert len(served.gateway.sessions) == 1
-    served.gateway.last_token = time.monotonic()
+    assert len(served.model.sessions) == 1
+    served.model.last_token = time.monotonic()
     assert (await served.get("/ready")).status == 200
-    assert len(served.gateway.sessions) == 1  # a recent token of any request is enough
-    served.gateway.last_token = -math.inf
-    served.gateway.script = lambda prompt, index: PAUSE  # the engine hangs
+    assert len(served.model.sessions) == 1  # a recent token of any request is enough
+    served.model.last_token = -math.inf
+    served.model.script = lambda prompt, index: PAUSE  # the engine hangs
     monkeypatch.setattr(admin, "READY_SECONDS", 0.01)
     for _ in range(2):
         async with served.http.get("/ready") as reply:
             assert reply.status == 503
             assert "no token went through" in await reply.text()
-    assert len(served.gateway.sessions) == 2  # both clients waited for one probe
+    assert len(served.model.sessions) == 2  # both clients waited for one probe
 
 
 async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    observe(served.gateway.metrics, Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
+    observe(served.model.metrics, Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
     for path in ("/health", "/nowhere", "/elsewhere"):
         async with served.http.get(path):
             pass
@@ -263,7 +263,7 @@ async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async def gone() -> dict[str, Any]:
         raise ServerUnavailable("gone")
 
-    monkeypatch.setattr(served.gateway, "status", gone)
+    monkeypatch.setattr(served.model, "status", gone)
     assert (await values())["rootlace_up"] == 0
 
 
@@ -288,9 +288,9 @@ async def test_tokenize_and_back(served: Served) -> None:
 
 async def test_stopping_ends_streams(serve: Serve) -> None:
     """A server that stops cancels what it still streams, and does not wait for it."""
-    gateway = FakeGateway()
-    gateway.script = lambda prompt, index: "he" + PAUSE
-    runner = make_runner(gateway)  # type: ignore[arg-type]
+    model = FakeModel()
+    model.script = lambda prompt, index: "he" + PAUSE
+    runner = make_runner(model)  # type: ignore[arg-type]
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with (
@@ -299,7 +299,7 @@ async def test_stopping_ends_streams(serve: Serve) -> None:
     ):
         await reply.content.readuntil(b"\n\n")
         await soon(runner.cleanup())
-    assert gateway.sessions[0].closed
+    assert model.sessions[0].closed
 
 
 async def test_text_that_is_not_unicode(served: Served) -> None:
@@ -309,7 +309,7 @@ async def test_text_that_is_not_unicode(served: Served) -> None:
 
 def test_every_path_is_documented() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
-    app = make_runner(FakeGateway()).app  # type: ignore[arg-type]
+    app = make_runner(FakeModel()).app  # type: ignore[arg-type]
     for resource in app.router.resources():
         path = resource.canonical.replace("{name}", "{id}")
         assert f"{path}`" in page, f"docs/http.md does not name {path}"
@@ -317,14 +317,14 @@ def test_every_path_is_documented() -> None:
 
 async def test_a_drain(serve: Serve) -> None:
     """A server that is told to stop finishes running requests and refuses new ones."""
-    gateway = FakeGateway()
-    served = await serve(gateway)
-    gateway.script = lambda prompt, index: "he" + PAUSE
+    model = FakeModel()
+    served = await serve(model)
+    model.script = lambda prompt, index: "he" + PAUSE
     stop = asyncio.Event()
     async with served.http.post("/generate", json={"text": "a", "stream": True}) as reply:
         await reply.content.readuntil(b"\n\n")
-        draining = asyncio.create_task(gateway.drain.run(lambda: False, 1e9, stop))
-        await until(lambda: gateway.drain.begun)
+        draining = asyncio.create_task(model.drain.run(lambda: False, 1e9, stop))
+        await until(lambda: model.drain.begun)
         for path, method in (("/generate", "POST"), ("/ready", "GET"), ("/health_generate", "GET")):
             async with served.http.request(method, path, json={"text": "b"}) as refused:
                 assert refused.status == 503 and int(refused.headers["Retry-After"]) > 0
@@ -332,10 +332,10 @@ async def test_a_drain(serve: Serve) -> None:
         for path in ("/health", "/metrics"):
             assert (await served.get(path)).status == 200
         assert (await served.post("/abort", {"rid": "another"})).json()["aborted"] == 0
-        assert len(gateway.sessions) == 1 and not gateway.sessions[0].closed
+        assert len(model.sessions) == 1 and not model.sessions[0].closed
         assert not draining.done()
     await soon(draining)  # its last client has left
-    assert gateway.sessions[0].closed
+    assert model.sessions[0].closed
 
 
 @pytest.mark.parametrize("seconds, stopped", [(0.0, False), (1e9, True)])
@@ -381,13 +381,13 @@ async def test_long_conversations_are_written_elsewhere_and_too_long_ones_refuse
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs: list[int] = []
-    there = served.gateway.tokenize
+    there = served.model.tokenize
 
     async def tokenize(cost: int, *args: Any, **kwargs: Any) -> Any:
         costs.append(cost)
         return await there(cost, *args, **kwargs)
 
-    monkeypatch.setattr(served.gateway, "tokenize", tokenize)
+    monkeypatch.setattr(served.model, "tokenize", tokenize)
     for count, status in ((3, 200), (2000, 200), (2**14 + 1, 400)):
         body = {"messages": [{"role": "user", "content": "a"}] * count}
         assert (await served.post("/v1/chat/completions", body)).status == status
@@ -407,7 +407,7 @@ async def test_who_sends_too_slowly_is_let_go(
 ) -> None:
     which = "body.BODY_SECONDS" if sent == b"POST body" else "app.IDLE_SECONDS"
     monkeypatch.setattr(f"rootlace.runtime.server.http.{which}", 0.05)
-    served = await serve(FakeGateway())
+    served = await serve(FakeModel())
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     if sent == b"POST body":

@@ -74,7 +74,7 @@ async def test_both_ways_say_the_same(
 ) -> None:
     """Chunks take the short path; the events equal those of the long path."""
     told = {0: 'he said "\u00fc\\ \u2028"', 1: "and more"}
-    served.gateway.script = lambda prompt, index: told[index]
+    served.model.script = lambda prompt, index: told[index]
     direct = 0
     write = DirectEvents.write
 
@@ -120,7 +120,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 async def test_readers_by_line_find_whole_events(served: Served, path: str) -> None:
     """Events contain no line end of `str.splitlines`, which httpx's `iter_lines` and so Ollama's
     client use."""
-    served.gateway.script = lambda prompt, index: "a\u2028b\x85c\u2029d"
+    served.model.script = lambda prompt, index: "a\u2028b\x85c\u2029d"
     reply = await served.post(path, {**STREAMS[path], "stream": True})
     assert reply.status == 200, reply.text
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
@@ -188,7 +188,7 @@ async def test_a_client_that_reads_slowly_misses_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = [f"{number:06}" * 2**12 for number in range(40)]
-    served.gateway.script = lambda prompt, index: pieces  # type: ignore[assignment,return-value]
+    served.model.script = lambda prompt, index: pieces  # type: ignore[assignment,return-value]
     ways = []
     begin, flush, resume = DirectEvents.begin, DirectEvents.flush, DirectEvents.resume
 
@@ -209,7 +209,7 @@ async def test_a_client_that_reads_slowly_misses_nothing(
     monkeypatch.setattr(DirectEvents, "flush", flushed)
     monkeypatch.setattr(DirectEvents, "resume", resumed)
     reader, writer = await _ask(served, "/v1/completions", max_tokens=2**24)
-    while served.gateway.generated != len(pieces):
+    while served.model.generated != len(pieces):
         await asyncio.sleep(0)
     assert _texts(await _events(reader)) == {0: "".join(pieces)}
     assert True in ways and False in ways
@@ -254,7 +254,7 @@ async def test_a_stream_whose_engine_is_gone_ends_with_an_error_of_its_interface
         yield "h"
         raise ServerUnavailable("the engine died 4 times")
 
-    served.gateway.script = script
+    served.model.script = script
     body, place = INTERFACES[path]
     async with served.http.post(path, json=body) as reply:
         assert reply.status == 200

@@ -10,7 +10,7 @@ from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.wire.protocol import Text, Thoughts
 from tests.server.conftest import folder_of
 from tests.server.http.conftest import Serve, Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_model import FakeModel
 
 ASK = [{"role": "user", "content": "hi"}]
 CHAT, RESPONSES, MESSAGES, OLLAMA = (
@@ -45,24 +45,24 @@ ANALYSIS = Thoughts(
 )
 
 
-async def asked(serve: Serve, source: str, path: str, **more: Any) -> tuple[str, FakeGateway]:
+async def asked(serve: Serve, source: str, path: str, **more: Any) -> tuple[str, FakeModel]:
     """Return the end of the prompt, and the gateway."""
-    gateway = FakeGateway()
-    gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
-    served: Served = await serve(gateway)
+    model = FakeModel()
+    model.chat = ChatTemplate(source)  # type: ignore[assignment]
+    served: Served = await serve(model)
     body = {"model": "fake", "stream": False, **USUAL[path], **more}
     assert (await served.post(path, body)).status == 200
-    text = "".join(part.text for part in gateway.last_parts if isinstance(part, Text))
+    text = "".join(part.text for part in model.last_parts if isinstance(part, Text))
     if not text:  # a response has tokens instead
-        text = bytes(i for part in gateway.last_parts for i in part.ids if i < 256).decode()
-    return text.removeprefix("hi"), gateway
+        text = bytes(i for part in model.last_parts for i in part.ids if i < 256).decode()
+    return text.removeprefix("hi"), model
 
 
 @pytest.mark.parametrize("path", USUAL)
 async def test_thoughts_come_before_what_is_asked_for(serve: Serve, path: str) -> None:
     for source, thoughts in ((OPEN, THOUGHTS), (OWN, OPTIONAL), (HARMONY, ANALYSIS)):
-        end, gateway = await asked(serve, source, path)
-        assert gateway.last_generate.thoughts == thoughts
+        end, model = await asked(serve, source, path)
+        assert model.last_generate.thoughts == thoughts
         assert not end.endswith("</think>\n\n")
 
 
@@ -87,8 +87,8 @@ async def test_who_asks_for_none_gets_none(serve: Serve, path: str, none: Any) -
         (KNOWS, "<a><think></think>"),
         (HARMONY, "<|start|>assistant<|channel|>final<|message|>"),
     ):
-        found, gateway = await asked(serve, source, path, **none)
-        assert (found, gateway.last_generate.thoughts) == (end, None)
+        found, model = await asked(serve, source, path, **none)
+        assert (found, model.last_generate.thoughts) == (end, None)
 
 
 @pytest.mark.parametrize("path, none", NONE)
@@ -102,14 +102,14 @@ async def test_who_asks_for_none_and_has_tools_gets_empty_ones(
         tools = {"tools": [{"type": "function", **TOOL}]}
     elif path == MESSAGES:
         tools = {"tools": [{"name": "f", "input_schema": TOOL["parameters"]}]}
-    found, gateway = await asked(serve, HARMONY_TOOLS, path, **tools, **none)
+    found, model = await asked(serve, HARMONY_TOOLS, path, **tools, **none)
     assert found.endswith("<|start|>assistant")
-    thoughts = gateway.last_generate.thoughts
+    thoughts = model.last_generate.thoughts
     assert thoughts == msgspec.structs.replace(ANALYSIS, budget=0)
-    constraint = gateway.last_generate.constraint
+    constraint = model.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
-    _, gateway = await asked(serve, HARMONY_TOOLS, path, **tools)
-    assert gateway.last_generate.thoughts == ANALYSIS
+    _, model = await asked(serve, HARMONY_TOOLS, path, **tools)
+    assert model.last_generate.thoughts == ANALYSIS
 
 
 BUDGETS: list[tuple[str, dict[str, Any]]] = [
@@ -123,8 +123,8 @@ BUDGETS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("path, budget", BUDGETS)
 async def test_a_budget(serve: Serve, path: str, budget: Any) -> None:
-    _, gateway = await asked(serve, OWN, path, **budget)
-    thoughts = gateway.last_generate.thoughts
+    _, model = await asked(serve, OWN, path, **budget)
+    thoughts = model.last_generate.thoughts
     assert thoughts is not None and thoughts.budget == 7
 
 
@@ -136,7 +136,7 @@ async def test_a_budget(serve: Serve, path: str, budget: Any) -> None:
     ],
 )
 async def test_a_budget_below_nothing_is_refused(serve: Serve, path: str, field: Any) -> None:
-    served = await serve(FakeGateway())
+    served = await serve(FakeModel())
     async with served.http.post(path, json={"model": "fake", **USUAL[path], **field}) as reply:
         assert reply.status == 400 and "budget" in await reply.text()
 
@@ -153,14 +153,14 @@ FORMATS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("path, form", FORMATS)
 async def test_a_constraint_is_that_of_the_answer(serve: Serve, path: str, form: Any) -> None:
     """A constraint leaves thinking possible, and thoughts are separated from the answer."""
-    end, gateway = await asked(serve, OPEN, path, **form)
-    given = gateway.last_generate
+    end, model = await asked(serve, OPEN, path, **form)
+    given = model.last_generate
     assert given.constraint is not None and given.constraint.kind in ("json_schema", "regex")
     assert given.thoughts == THOUGHTS and end == "<a><think>\n"
     # In OpenAI's own format the answer is a message, whose beginning the model writes itself.
-    end, gateway = await asked(serve, HARMONY, path, **form)
+    end, model = await asked(serve, HARMONY, path, **form)
     final = "<|channel|>final<|message|>"
-    assert gateway.last_generate.thoughts == Thoughts(
+    assert model.last_generate.thoughts == Thoughts(
         ANALYSIS.end, ANALYSIS.begin, ANALYSIS.gap, final, ANALYSIS.close
     )
     assert end == "<|start|>assistant"
@@ -171,10 +171,10 @@ async def test_a_constraint_is_that_of_the_answer(serve: Serve, path: str, form:
 async def test_thoughts_before_a_constrained_answer_are_read(
     serve: Serve, path: str, form: Any, stream: bool
 ) -> None:
-    gateway = FakeGateway()
-    gateway.chat = ChatTemplate(OPEN)  # type: ignore[assignment]
-    gateway.script = lambda prompt, index: "let me see\n</think>\n\n12"
-    served = await serve(gateway)
+    model = FakeModel()
+    model.chat = ChatTemplate(OPEN)  # type: ignore[assignment]
+    model.script = lambda prompt, index: "let me see\n</think>\n\n12"
+    served = await serve(model)
     body = {"model": "fake", **USUAL[path], **form, "stream": stream}
     async with served.http.post(path, json=body) as reply:
         text = await reply.text()
@@ -213,22 +213,22 @@ async def test_a_call_that_is_forced_comes_behind_thoughts(
         (OPEN, "<a><think>\n", ""),
         (OWN, "<a>", "<think>"),
     ):
-        found, gateway = await asked(serve, source, path, **tools)
-        thoughts = gateway.last_generate.thoughts
+        found, model = await asked(serve, source, path, **tools)
+        thoughts = model.last_generate.thoughts
         assert found.endswith(end) and thoughts is not None
         assert (thoughts.begin, thoughts.then) == (begin, "<tool_call>\n")
     # Without thoughts the beginning of a call is written for the model, as ever.
     none = dict(NONE)[path] if path != CHAT else {"reasoning_effort": "none"}
-    found, gateway = await asked(serve, OPEN, path, **tools, **none)
+    found, model = await asked(serve, OPEN, path, **tools, **none)
     assert found.endswith("<think>\n\n</think>\n\n<tool_call>\n")
-    assert gateway.last_generate.thoughts is None
+    assert model.last_generate.thoughts is None
 
 
 async def test_a_call_behind_thoughts_is_read(serve: Serve) -> None:
-    gateway = FakeGateway()
-    gateway.chat = ChatTemplate(OPEN)  # type: ignore[assignment]
-    gateway.script = lambda p, i: 'so\n</think>\n\n<tool_call>{"name":"f","arguments":{}}'
-    served = await serve(gateway)
+    model = FakeModel()
+    model.chat = ChatTemplate(OPEN)  # type: ignore[assignment]
+    model.script = lambda p, i: 'so\n</think>\n\n<tool_call>{"name":"f","arguments":{}}'
+    served = await serve(model)
     async with served.http.post(CHAT, json={"model": "fake", **USUAL[CHAT], **FORCED[0][1]}) as r:
         choice = (await r.json())["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -240,9 +240,9 @@ async def test_a_call_behind_thoughts_is_read(serve: Serve) -> None:
 async def test_qwen3s_own_template(serve: Serve, path: str, none: Any) -> None:
     """Qwen3's always-thinking models have a template that begins the thoughts whatever is asked."""
     source = FolderSource(folder_of("qwen3")).chat_templates()["default"]
-    end, gateway = await asked(serve, source, path)
-    assert gateway.last_generate.thoughts == THOUGHTS
+    end, model = await asked(serve, source, path)
+    assert model.last_generate.thoughts == THOUGHTS
     assert end.endswith("<|im_start|>assistant\n<think>\n")
-    end, gateway = await asked(serve, source, path, **none)
-    assert gateway.last_generate.thoughts is None
+    end, model = await asked(serve, source, path, **none)
+    assert model.last_generate.thoughts is None
     assert end.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

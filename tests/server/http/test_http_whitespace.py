@@ -84,9 +84,9 @@ def check(compiler: GrammarCompiler, asked: Constraint, around: str, inner: bool
 @pytest.mark.parametrize("name", ROUTES)
 async def test_the_table_of_texts(served: Served, compiler: GrammarCompiler, name: str) -> None:
     path, body, around = ROUTES[name]
-    served.gateway.chat.call = CALL
+    served.model.chat.call = CALL
     assert (await served.post(path, body)).status == 200
-    asked = served.gateway.last_generate.constraint
+    asked = served.model.last_generate.constraint
     assert asked is not None
     check(compiler, asked, around, inner=name == "a forced call")
 

@@ -27,7 +27,7 @@ from rootlace.wire.protocol import (
     SamplingParams,
     Text,
 )
-from tests.server.conftest import make_gateway
+from tests.server.conftest import make_model
 from tests.server.fake_engine import FakeEngine
 from tests.waiting import until
 
@@ -41,13 +41,13 @@ def tokenizer(demo_model: Path) -> Tokenizer:
 async def server(tokenizer: Tokenizer, folder: Path, state: bool) -> AsyncIterator[FakeEngine]:
     """Run a server whose engine waits to be stepped."""
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
-    gateway, _ = make_gateway(tokenizer, engine, program_address=f"ipc://{folder}/programs")
+    model, _ = make_model(tokenizer, engine, program_address=f"ipc://{folder}/programs")
     store = SessionStore(folder / "state") if state else None
-    programs = ProgramServer(gateway, store)
+    programs = ProgramServer(model, store)
     programs.start()
     yield engine
     await programs.stop()
-    gateway.close()
+    model.close()
     if store is not None:
         store.close()
 

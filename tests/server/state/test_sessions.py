@@ -42,7 +42,7 @@ from rootlace.wire.protocol import (
     Tokens,
     pack,
 )
-from tests.server.conftest import make_gateway
+from tests.server.conftest import make_model
 from tests.server.fake_engine import FakeEngine
 from tests.waiting import until
 
@@ -64,7 +64,7 @@ class World:
         self._open()
 
     def _open(self) -> None:
-        self.gateway, self.engine = make_gateway(self._tokenizer, eos=(2,))
+        self.model, self.engine = make_model(self._tokenizer, eos=(2,))
         self.store = SessionStore(self._folder)
         hello = HELLO
         if not self._first:
@@ -74,7 +74,7 @@ class World:
             )
         self._first = False
         log = attach(self.store, hello, "")
-        self.session: Session = Session(self.gateway, self._on_the_way.append, log=log)
+        self.session: Session = Session(self.model, self._on_the_way.append, log=log)
 
     def send(self, *ops: Op) -> None:
         self._ops |= {op.op: op for op in ops}
@@ -93,7 +93,7 @@ class World:
         self.hear(max(0, len(self._on_the_way) - loses))
         self._on_the_way = []
         self.session.close()  # writes nothing to the store
-        self.gateway.close()
+        self.model.close()
         self.store._thread.shutdown()  # a killed process has no threads that continue
         self.store._file.close()
         self.store._lock.close()
@@ -115,7 +115,7 @@ class World:
 
     def close(self) -> None:
         self.session.close()
-        self.gateway.close()
+        self.model.close()
         self.store.close()
 
 
@@ -210,7 +210,7 @@ async def run(
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_whenever_gateways_die_each_operation_ends_once_as_if_none_had(
+def test_whenever_servers_die_each_operation_ends_once_as_if_none_had(
     seed: int, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tokenizer = read_tokenizer(demo_model)
@@ -226,9 +226,9 @@ async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     """A client has more of a stream than the store after a power failure, or with a full disk."""
     tokenizer = read_tokenizer(demo_model)
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
-    gateway, _ = make_gateway(tokenizer, engine)
+    model, _ = make_model(tokenizer, engine)
     store = SessionStore(tmp_path)
-    session = Session(gateway, lambda _: None, log=attach(store, HELLO, ""))
+    session = Session(model, lambda _: None, log=attach(store, HELLO, ""))
     stream = Generate(3, 1, params=SamplingParams(max_tokens=20), stream=True)
     session.handle([Open(1, 1), Append(2, 1, (Text("Once"),)), stream])
     await until(lambda: bool(engine.running))
@@ -240,13 +240,13 @@ async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2, chunks=((3, 0, 40, 12),))
     frames: list[list[Event]] = []
-    session = Session(gateway, frames.append, log=attach(store, hello, ""))
+    session = Session(model, frames.append, log=attach(store, hello, ""))
     session.handle([stream])
     await until(lambda: bool(frames))
     ((failed,),) = frames
     assert isinstance(failed, Failed) and failed.code == "state_lost"
     session.close()
-    gateway.close()
+    model.close()
     store.close()
 
 
@@ -281,10 +281,10 @@ def test_a_client_that_never_says_what_it_has_is_not_kept(
 
 
 async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_path: Path) -> None:
-    gateway, _ = make_gateway(read_tokenizer(demo_model), max_message_bytes=4000)
+    model, _ = make_model(read_tokenizer(demo_model), max_message_bytes=4000)
     store = SessionStore(tmp_path)
     frames: list[list[Event]] = []
-    session = Session(gateway, frames.append, log=attach(store, HELLO, ""))
+    session = Session(model, frames.append, log=attach(store, HELLO, ""))
     session.handle([Open(1, 1), Append(2, 1, (Text("too much " * 2000),))])
     await until(lambda: bool(frames))
     session.close()
@@ -292,14 +292,14 @@ async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_
 
     store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2)
-    session = Session(gateway, frames.append, log=attach(store, hello, ""))
+    session = Session(model, frames.append, log=attach(store, hello, ""))
     session.handle([Append(3, 1, (Text("Once"),))])
     await until(lambda: len(frames) == 2)
     refused, failed = (frame[-1] for frame in frames)
     assert isinstance(refused, Failed) and refused.code == "overloaded"
     assert isinstance(failed, Failed) and failed.code == "cancelled"
     session.close()
-    gateway.close()
+    model.close()
     store.close()
 
 
@@ -309,17 +309,17 @@ async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
     tokenizer = read_tokenizer(demo_model)
     frames: list[list[Event]] = []
     for adapters, heard in ((("formal",), None), ((), 2)):
-        gateway, _ = make_gateway(tokenizer, FakeEngine(tokenizer.vocab_size, adapters=adapters))
+        model, _ = make_model(tokenizer, FakeEngine(tokenizer.vocab_size, adapters=adapters))
         store = SessionStore(tmp_path)
         hello = msgspec.structs.replace(HELLO, heard=heard)
-        session = Session(gateway, frames.append, log=attach(store, hello, ""))
+        session = Session(model, frames.append, log=attach(store, hello, ""))
         if heard is None:
             session.handle([Open(1, 1, adapter="formal"), Append(2, 1, (Text("Once"),))])
         else:
             session.handle([Generate(3, 1), Open(4, 2, parent=1)])
         await until(lambda heard=heard: sum(map(len, frames)) == 2 + 2 * bool(heard))
         session.close()
-        gateway.close()
+        model.close()
         store.close()
     *_, generated, forked = (event for frame in frames for event in frame)
     for event in (generated, forked):

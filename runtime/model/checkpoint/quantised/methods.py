@@ -136,9 +136,9 @@ def read_gptq(config: ConfigReader) -> Quantisation:
     bits = config.get("bits", BITS)
     group = read_group(config, "group_size", 128)
 
-    def stored(own: ConfigReader) -> Layout:
+    def stored(part: ConfigReader) -> Layout:
         return Gptq(
-            own.get("bits", BITS, bits), read_group(own, "group_size", group or -1), minus_one
+            part.get("bits", BITS, bits), read_group(part, "group_size", group or -1), minus_one
         )
 
     rules = _dynamic(config, stored)
@@ -175,15 +175,15 @@ def _dynamic(config: ConfigReader, stored: Callable[[ConfigReader], Layout]) -> 
     modules = config.table("dynamic")
     for name in modules:
         pattern = read_pattern(modules, name, re.sub(r"^[+-]:", "", name))
-        own = modules.table(name)
+        part = modules.table(name)
         if name.startswith("-:"):
             found.append(Rule(pattern))
             continue
-        layout = stored(own)
+        layout = stored(part)
         for key in ("sym", "desc_act"):
-            own.get(key, FLAG.or_none(), None)
-        own.pass_over(*GPTQ_REMARKS)
-        own.finish(frozenset())
+            part.get(key, FLAG.or_none(), None)
+        part.pass_over(*GPTQ_REMARKS)
+        part.finish(frozenset())
         found.append(Rule(pattern, (layout,)))
     return found
 
@@ -210,9 +210,9 @@ def read_awq(config: ConfigReader) -> Quantisation:
     symmetric = not config.flag("zero_point", True)
     group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
 
-    def stored(own: ConfigReader) -> Layout:
-        own.only("bits", 4)
-        return Awq(read_group(own, "group_size", group or -1), symmetric)
+    def stored(part: ConfigReader) -> Layout:
+        part.only("bits", 4)
+        return Awq(read_group(part, "group_size", group or -1), symmetric)
 
     rules = _dynamic(config, stored)
     read_modules(config, "modules_to_not_convert")
@@ -471,10 +471,10 @@ def read_auto_round(config: ConfigReader) -> Quantisation:
         for name in modules:
             named = re.fullmatch(r"[\w.]+", name) is not None
             pattern = rf"(?:.*\.)?{re.escape(name)}\Z" if named else f".*?(?:{name})"
-            own = modules.table(name)
-            found = default.read(own)
-            own.finish(frozenset())
-            rules[named].append(Rule(read_pattern(modules, name, pattern), found.layouts))
+            part = modules.table(name)
+            layout = default.read(part)
+            part.finish(frozenset())
+            rules[named].append(Rule(read_pattern(modules, name, pattern), layout.layouts))
     last = Rule(ALL, default.layouts)
     return Quantisation("AutoRound", (*rules[True], *rules[False], last), tuple(remarks))
 

@@ -1,4 +1,4 @@
-"""A served real gateway over a fake engine."""
+"""A served real served model over a fake engine."""
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer

@@ -25,18 +25,18 @@ async def serve_real(folder: str, serve: Serve, reference: FastTokenizer, **opti
         script=lambda message: [*reference.encode("héllo. bye").ids, end],
     )
     config = GatewayConfig(model=folder, program_address="", served_name="tiny", **options)  # type: ignore[arg-type]
-    gateway = ServedModel(
+    model = ServedModel(
         config,
         engine,
         tokenizer,
         load_chat(source, tokenizer),
         load_eos_ids(source, tokenizer),
     )
-    return await serve(gateway)  # type: ignore[arg-type]
+    return await serve(model)  # type: ignore[arg-type]
 
 
 def engine_of(served: Served) -> FakeEngine:
-    return served.gateway.engine  # type: ignore[attr-defined]
+    return served.model.engine  # type: ignore[attr-defined]
 
 
 def ids_of(request: EngineRequest) -> list[int]:

@@ -27,7 +27,7 @@ async def test_completion(real: Served, reference: FastTokenizer) -> None:
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == 4 and reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 2
-    assert real.gateway.branch_count == 0 and real.gateway.session_count == 0  # type: ignore[attr-defined]
+    assert real.model.branch_count == 0 and real.model.session_count == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("prompt", "param"), [("", "prompt"), (["a", ""], "prompt[1]")])
@@ -187,8 +187,8 @@ async def test_abort(real: Served) -> None:
 async def test_spans(real: Served) -> None:
     """Each generation is a span in the trace that its request names."""
     exporter = InMemorySpanExporter()
-    real.gateway.spans = Spans(exporter)  # type: ignore[assignment]
-    runner = make_runner(real.gateway)  # type: ignore[arg-type]
+    real.model.spans = Spans(exporter)  # type: ignore[assignment]
+    runner = make_runner(real.model)  # type: ignore[arg-type]
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -202,7 +202,7 @@ async def test_spans(real: Served) -> None:
     ):
         assert (await real.post(url + path, body, headers=headers)).status == status
     await runner.cleanup()
-    real.gateway.spans.flush()  # type: ignore[attr-defined]
+    real.model.spans.flush()  # type: ignore[attr-defined]
     chat, failed = exporter.get_finished_spans()
     for span in (chat, failed):
         assert span.context is not None and span.parent is not None
@@ -269,7 +269,7 @@ async def test_a_disconnect_aborts_the_engine_requests(
             await task
     await until(lambda: not engine.running)
     assert len(engine.aborted) == count
-    assert real.gateway.branch_count == 0  # type: ignore[attr-defined]
+    assert real.model.branch_count == 0  # type: ignore[attr-defined]
 
 
 async def test_tokenize(real: Served, reference: FastTokenizer) -> None:
@@ -289,7 +289,7 @@ async def test_a_native_stream_refuses_a_prompt_too_long_without_tokenizing_it(
         raise AssertionError("tokenized")
 
     for name in ("encode", "encode_pieces", "settle"):
-        monkeypatch.setattr(real.gateway.tokenizer, name, never)
+        monkeypatch.setattr(real.model.tokenizer, name, never)
     body = {"text": "long " * 100_000, "stream": True}
     async with real.http.post("/generate", json=body) as reply:
         assert reply.status == 400

@@ -68,16 +68,16 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
     of_ids = {"input": list(ids[0]), "pooling": "mean", "normalize": False, "dimensions": 2}
     (item,) = (await real.post("/v1/embeddings", of_ids)).json()["data"]
     assert np.allclose(item["embedding"], made_up_vector(ids[0], "mean")[:2])
-    real.gateway.own_pooling = "mean"  # type: ignore[attr-defined]
+    real.model.own_pooling = "mean"  # type: ignore[attr-defined]
     (item,) = (await client.embeddings.create(model="tiny", input=[*ids[:1]])).data
     wanted[0] = made_up_vector(ids[0], "mean")
     assert np.allclose(item.embedding, wanted[0] / np.linalg.norm(wanted[0]))
-    real.gateway.own_pooling = "cls_token"  # type: ignore[attr-defined]
+    real.model.own_pooling = "cls_token"  # type: ignore[attr-defined]
     async with real.http.post("/v1/embeddings", json={"input": "a"}) as response:
         assert (
             response.status == 400 and "(cls_token)" in (await response.json())["error"]["message"]
         )
-    real.gateway.own_pooling = "last"  # type: ignore[attr-defined]
+    real.model.own_pooling = "last"  # type: ignore[attr-defined]
     for wrong, param in (({"dimensions": 4}, "dimensions"), ({"input": []}, "input")):
         async with real.http.post("/v1/embeddings", json={"input": "a"} | wrong) as response:
             assert response.status == 400
@@ -96,10 +96,10 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
 
 async def test_a_head_of_one_label_scores_pairs(real: Served, reference: FastTokenizer) -> None:
     """The number of labels decides, not the model's name; another head embeds, and cannot rank."""
-    engine, info = engine_of(real), real.gateway.model_info
+    engine, info = engine_of(real), real.model.model_info
 
     async def ask(labels: int | None, path: str = "/x", **body: Any) -> tuple[int, Any]:
-        real.gateway.model_info = msgspec.structs.replace(info, labels=labels, path=path)
+        real.model.model_info = msgspec.structs.replace(info, labels=labels, path=path)
         body = {"query": "q", "documents": ["good", "a"], **body}
         async with real.http.post("/v1/rerank", json=body) as reply:
             return reply.status, await reply.json()
@@ -141,8 +141,8 @@ async def test_a_head_of_one_label_behind_the_question_of_rerankers(
     served = await serve_real(
         str(make_tiny_model(tmp_path / "m", template=template)), serve, reference
     )
-    info = served.gateway.model_info
-    served.gateway.model_info = msgspec.structs.replace(info, labels=1, path="/x")
+    info = served.model.model_info
+    served.model.model_info = msgspec.structs.replace(info, labels=1, path="/x")
     body = {"query": "q", "documents": ["a"], "instruction": "Which?"}
     assert (await served.post("/v1/rerank", body)).json()["method"] == "cross-encoder"
     (request,) = engine_of(served).submitted
@@ -180,8 +180,8 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
     # A client may ask for the judge, which is the default for rerankers by name.
     _, judged = await ask("/v1/score", **pair, method="judge", instruction="Which?")
     assert judged["method"] == "judge" and judged["data"] != scored["data"]
-    info = real.gateway.model_info
-    real.gateway.model_info = msgspec.structs.replace(info, path="/models/Qwen3-Reranker-0.6B")
+    info = real.model.model_info
+    real.model.model_info = msgspec.structs.replace(info, path="/models/Qwen3-Reranker-0.6B")
     for method, expected in ((None, "judge"), ("embeddings", "embeddings")):
         _, ranked = await ask("/v1/rerank", query="q", documents=["a"], method=method)
         assert ranked["method"] == expected
@@ -189,10 +189,10 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
         ("/hub/models--Qwen--Qwen3-Reranker-0.6B/snapshots/0a1b", "judge"),
         ("/home/me/rerankers/tiny", "embeddings"),  # the folder's name counts, not its parent's
     ):
-        real.gateway.model_info = msgspec.structs.replace(info, path=path)
+        real.model.model_info = msgspec.structs.replace(info, path=path)
         _, ranked = await ask("/v1/rerank", query="q", documents=["a"])
         assert ranked["method"] == expected, path
-    real.gateway.model_info = info
+    real.model.model_info = info
     for given, param in (
         ({"instruction": "Which?"}, "instruction"),
         ({"method": "cosine"}, "method"),

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenizer) -> None:
     """A later response continues with the same tokens, which the cache evicts last until then."""
-    engine, gateway, client = engine_of(real), real.gateway, real.openai()
+    engine, model, client = engine_of(real), real.model, real.openai()
     spoken = reference.encode("héllo").ids
     engine.script = lambda message: [*spoken, reference.token_to_id("<|end|>")]
     first = await client.responses.create(model="tiny", input="hi")
@@ -41,7 +41,7 @@ async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenize
     for more in ({"store": False}, {"cache": {"share": False}}):
         assert (await real.post("/v1/responses", {"input": "hi", **more})).status == 200
     assert not any(request.program for request in engine.submitted[2:])
-    assert gateway.session_count == gateway.branch_count == 0  # type: ignore[attr-defined]
+    assert model.session_count == model.branch_count == 0  # type: ignore[attr-defined]
 
 
 class TreeEngine(FakeEngine):
@@ -72,8 +72,8 @@ async def test_a_response_outlives_pressure_on_the_cache(real: Served, kept: boo
     known = engine_of(real)
     engine = TreeEngine(known.vocab_size, context_length=512, capacity_tokens=256)
     engine.world = World(num_blocks=64, vocab_size=known.vocab_size, context_length=512)
-    real.gateway.engine = engine  # type: ignore[attr-defined]
-    real.gateway.model_info = msgspec.structs.replace(real.gateway.model_info, capacity_tokens=256)
+    real.model.engine = engine  # type: ignore[attr-defined]
+    real.model.model_info = msgspec.structs.replace(real.model.model_info, capacity_tokens=256)
     client = real.openai()
     ask: dict[str, Any] = {"model": "tiny", "max_output_tokens": 8}
     first = await client.responses.create(input="a story, please", **ask)
@@ -90,7 +90,7 @@ async def test_a_response_outlives_pressure_on_the_cache(real: Served, kept: boo
 
 
 async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
-    engine, gateway = engine_of(real), real.gateway
+    engine, model = engine_of(real), real.model
     engine.script = lambda message: [7, 8, 9]
 
     async def post(path: str, status: int = 200, **body: Any) -> Any:
@@ -146,7 +146,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     assert await post("/close_session", 400, session_id=name) == "session_id"
     assert await ask([1], 400) == "session_params.id"
     assert len(engine.released) == len(engine.submitted)
-    assert gateway.session_count == gateway.branch_count == 0  # type: ignore[attr-defined]
+    assert model.session_count == model.branch_count == 0  # type: ignore[attr-defined]
 
 
 async def test_a_session_of_one_line(real: Served) -> None:
@@ -186,10 +186,10 @@ async def test_a_session_of_one_line(real: Served) -> None:
 
 async def test_what_is_held_goes_with_its_model(real: Served) -> None:
     assert (await real.post("/v1/responses", {"input": "a"})).status == 200
-    gateway: Any = real.gateway
-    assert gateway.branch_count == 1
-    gateway.close()
-    assert gateway.session_count == gateway.branch_count == 0 and engine_of(real).released
+    model: Any = real.model
+    assert model.branch_count == 1
+    model.close()
+    assert model.session_count == model.branch_count == 0 and engine_of(real).released
 
 
 async def test_the_oldest_turns_go_where_the_context_is_full(real: Served) -> None:

@@ -266,13 +266,13 @@ async def test_a_report_tells_a_key_the_name_alone_of_its_program(
 
 
 def test_numbers_of_its_own() -> None:
-    numbers = OwnNumbers(most=2)
+    numbers = OwnNumbers(limit=2)
     assert [numbers.of(one) for one in (70, 80, 70)] == [1, 2, 1]
-    assert (numbers.told(2), numbers.told(3)) == (80, None)
+    assert (numbers.id_of(2), numbers.id_of(3)) == (80, None)
     # The number that was used longest ago is forgotten.
     assert numbers.of(90) == 3
-    assert (numbers.told(1), numbers.told(2), numbers.of(70)) == (None, 80, 4)
-    assert (numbers.told(2), numbers.told(3)) == (80, None)
+    assert (numbers.id_of(1), numbers.id_of(2), numbers.of(70)) == (None, 80, 4)
+    assert (numbers.id_of(2), numbers.id_of(3)) == (80, None)
 
 
 async def test_a_key_sees_its_own_counters_and_no_path(keyed: Keyed, folder: str) -> None:

@@ -44,7 +44,7 @@ def default_chooser(text: str, op: protocol.Select) -> int:
     return zlib.crc32(text.encode()) % len(op.choices)
 
 
-class FakeGateway:
+class FakeServer:
     def __init__(
         self,
         folder: Path,

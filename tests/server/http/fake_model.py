@@ -131,8 +131,8 @@ class FakeSequence:
 class FakeSession:
     """Stands for the sequences of an HTTP request; lists their operations in `ops`."""
 
-    def __init__(self, gateway: FakeGateway, end: Callable[[RootlaceError], None]) -> None:
-        self._gateway = gateway
+    def __init__(self, model: FakeModel, end: Callable[[RootlaceError], None]) -> None:
+        self._model = model
         self.end = end
         self.ops: list[Op] = []
         self.closed = False
@@ -170,22 +170,22 @@ class FakeSession:
                 return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=len(ids) // 2))
             case Select():
                 # The more often the prompt holds a choice, the likelier it is.
-                text = self._gateway.tokenizer.decode(ids)
+                text = self._model.tokenizer.decode(ids)
                 found = tuple(float(text.count(choice) - 9) for choice in op.choices)
                 best = found.index(max(found))
                 usage = Usage(prompt_tokens=len(ids))
                 return Selected(op.op, op.choices[best], best, found, usage)
             case Explain():
-                return Explained(op.op, self._gateway.report or CacheReport(0, 1, "new"))
+                return Explained(op.op, self._model.report or CacheReport(0, 1, "new"))
             case Generate():
                 return await self._generate(op, sequence, emit)
 
     async def _generate(self, op: Generate, sequence: FakeSequence, emit: Emit) -> Generated:
         prompt = sequence.ids
         sequence.stop = sequence.stopped.set
-        if self._gateway.fail is not None:
-            raise from_code(self._gateway.fail.code, str(self._gateway.fail))
-        text = self._gateway.tokenizer.decode(prompt)
+        if self._model.fail is not None:
+            raise from_code(self._model.fail.code, str(self._model.fail))
+        text = self._model.tokenizer.decode(prompt)
         if "boom" in text:
             raise from_code("context_length_exceeded", "the prompt is too long")
         outputs = []
@@ -205,7 +205,7 @@ class FakeSession:
             accepted=len(op.prediction),
             rejected=params.n if op.prediction else 0,
         )
-        report = self._gateway.report if op.cache_report else None
+        report = self._model.report if op.cache_report else None
         pin = "p1" if op.handling.cache.pin else ""
         result = Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)
         return msgspec.structs.replace(result, facts=RequestFacts(report=report, pin=pin))
@@ -216,7 +216,7 @@ class FakeSession:
         params = op.params
         said: list[int] = []
         finish, matched = "stop", EOS
-        for char in self._gateway.script(prompt, index):
+        for char in self._model.script(prompt, index):
             if params.max_tokens is not None and len(said) >= params.max_tokens:
                 finish, matched = "length", None
                 break
@@ -235,10 +235,10 @@ class FakeSession:
                 about = (len(sequence.ids) // 2, len(sequence.ids)) if first else ()
                 emit(Chunk(op.op, index, char, tuple(ids), logprobs, *about))
                 await asyncio.sleep(0)
-            self._gateway.generated += 1
+            self._model.generated += 1
         scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
-        text = self._gateway.tokenizer.decode(said)
-        forced = self._gateway.forced
+        text = self._model.tokenizer.decode(said)
+        forced = self._model.forced
         return Output(text, tuple(said), finish, matched, scores, forced)  # type: ignore[arg-type]
 
 
@@ -254,28 +254,28 @@ def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """Replace computing by made-up results for a `FakeGateway`; leave a real gateway as it is."""
 
-    def open_(gateway: Any, end: Any, asker: Asker, stays_wanted: bool = False) -> Any:
-        if not isinstance(gateway, FakeGateway):
-            return OpenSequences(gateway, end, asker, stays_wanted)
-        gateway.sessions.append(FakeSession(gateway, end))
-        gateway.accounts.append(asker.account)
-        gateway.sources.append(asker.source)
-        return gateway.sessions[-1]
+    def open_(model: Any, end: Any, asker: Asker, stays_wanted: bool = False) -> Any:
+        if not isinstance(model, FakeModel):
+            return OpenSequences(model, end, asker, stays_wanted)
+        model.sessions.append(FakeSession(model, end))
+        model.accounts.append(asker.account)
+        model.sources.append(asker.source)
+        return model.sessions[-1]
 
     def done(real: Callable[..., Any]) -> Callable[..., Any]:
-        def do(gateway: Any, sequence: Any, op: Any, emit: Emit = lambda event: None) -> Any:
-            if not isinstance(gateway, FakeGateway):
-                return real(gateway, sequence, op)
+        def do(model: Any, sequence: Any, op: Any, emit: Emit = lambda event: None) -> Any:
+            if not isinstance(model, FakeModel):
+                return real(model, sequence, op)
             sequence.session.ops.append(op)
             return sequence.session.perform(op, sequence, emit)
 
         return do
 
     def run_of(real: Callable[..., Any]) -> Callable[..., Any]:
-        def make(gateway: Any, *more: Any) -> Any:
-            if not isinstance(gateway, FakeGateway):
-                return real(gateway, *more)
-            return SimpleNamespace(run=lambda: done(real)(gateway, *more))
+        def make(model: Any, *more: Any) -> Any:
+            if not isinstance(model, FakeModel):
+                return real(model, *more)
+            return SimpleNamespace(run=lambda: done(real)(model, *more))
 
         return make
 
@@ -286,7 +286,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(generation, name, run_of(getattr(generation, name)))
 
 
-class FakeGateway:
+class FakeModel:
     def __init__(self, **config: Any) -> None:
         self.config = GatewayConfig(model="/models/fake", program_address="inproc://x", **config)
         self.model_info = ModelInfo("fake", "/models/fake", 1000, VOCAB, 5000, 16)
