@@ -1,4 +1,4 @@
-"""The blocks of code in a page of Markdown, and how those of Python are run."""
+"""The blocks of code in a page of Markdown, and a runner for Python's."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Block:
 
     @property
     def model(self) -> str | None:
-        """The model that it runs on, as the comment names it."""
+        """Return the model on which the block runs, from its comment."""
         found = COMMENT.fullmatch(self.before)
         return found[1] if found and found[1] in MODELS else None
 
     @property
     def claims(self) -> list[str]:
-        """What its comments say that it prints."""
+        """Return the output that the block's comments claim."""
         return re.findall(r"^ *print\(.*\)  # (.+)$", self.code, re.MULTILINE)
 
     @property
@@ -51,7 +51,7 @@ class Block:
         return "not run" in self.before
 
     def check(self) -> None:
-        """Raises SyntaxError for what is no Python."""
+        """Compile the block. Raises SyntaxError."""
         ast.parse(self.code, str(self.page))
 
     def run(self, names: dict[str, Any], address: str = ADDRESS) -> None:
