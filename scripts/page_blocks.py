@@ -19,10 +19,9 @@ ADDRESS = "http://127.0.0.1:30000"
 
 @dataclass(frozen=True)
 class Block:
-    """`line` is that of its first line of code, from 0. `before` is the line above the block: a
-    comment says what it runs on (`embedded`: the embedded model; `smollm2`: that one; `scripted`:
-    what is replied, by the names of the variables), and the words "not run" that it is another
-    project's."""
+    """`line`: number of the first line of code, from 0. `before`: the line above the block, whose
+    comment names the block's model (`embedded`, `smollm2`, or `scripted` with the replies by names
+    of variables) or says "not run" for another project's code."""
 
     page: Path
     language: str
