@@ -185,7 +185,7 @@ class Branch:
 
 @dataclass
 class Options:
-    """What may be drafted for a row: today's chain, and branches, the likeliest first.
+    """Possible drafts of a row: today's chain, and branches, the likeliest first.
 
     `chances`: that the chain is right up to each token. `right`: that a token behind a right one
     is. `coming`: the output to come, for `foresight`.

@@ -1,17 +1,15 @@
-"""What badly behaved clients cost the others: `python -m benchmarks.hostile_clients [--json FILE]`.
+"""Cost of badly behaved clients to others: `python -m benchmarks.hostile_clients [--json FILE]`.
 
-A server with the embedded model is asked for a token over and over, while others vanish in the
-middle of a stream, send their requests a byte at a time, or send as much as the server takes.
-Prints the latencies of who behaves; the engine checks its blocks after every step, and at the end
-nothing may run.
+A server with the embedded model gets requests for one token, while hostile clients disconnect in
+the middle of a stream, send requests a byte at a time, or send as much as the server takes. Prints
+the latencies of the others; the engine checks its blocks after every step, and ends idle.
 
-With `--model FILE` the others ask for much at once instead: a long prompt, the best of 4,096
-choices, scores of a prompt, or samples by the hundred. Each load runs with each of `--bounds`,
-seconds of a step (0: none), for `--seconds` at most, in turns for so many `--rounds`; tokens that
-the engine computed and drew in a second say what the load got. Medians of the rounds are shown, and
-the longest wait of all. All connections come from one address, as behind a proxy. With
-`--other PYTHON`, the interpreter of an environment with another version of Rootlace, that one's
-server takes its turns, too, with its defaults.
+With `--model FILE` hostile clients ask for much instead: a long prompt, the best of 4,096 choices,
+scores of a prompt, or samples by the hundred. Each load runs with each of `--bounds`, seconds of a
+step (0: none), for `--seconds` at most, in turns for `--rounds`; computed and sampled tokens per
+second show its share. Printed are medians of the rounds, and the longest wait. All connections come
+from one address, as behind a proxy. With `--other PYTHON`, the interpreter of an environment with
+another version of Rootlace, that version's server takes turns, too, with its defaults.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ def make_model(name: str, out_dir: str | Path, device: str = "cpu") -> Path:
 
 
 def make_pair(out_dir: str | Path, kept: int = 2, times: int = 3, share: float = 0.03) -> None:
-    """Write `target` and `draft` to `out_dir`: the first `kept` layers of model "b", alone as the
-    draft model, and with its other layers `times` over behind them, of which a `share` of the
-    output counts. So the two agree often, as models of one family do."""
+    """Write `target` and `draft` to `out_dir`: the draft model is the first `kept` layers of model
+    "b"; the target adds its other layers, `times` over, with a `share` of their output. So the two
+    agree often, as models of one family do."""
     import torch
     from safetensors.torch import load_file, save_file
 

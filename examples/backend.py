@@ -1,4 +1,4 @@
-"""What an example runs on: a server, a model that is named, or the model smollm2."""
+"""The backend of an example: a server, a named model, or the model smollm2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT = "smollm2"
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser that knows `--model NAME` and `--url URL`."""
+    """Return a parser with `--model NAME` and `--url URL`."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -27,7 +27,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def started(model: str | None) -> rl.Runtime:
-    """A runtime with that model. None: smollm2, and where it cannot be had the embedded model."""
+    """Start a runtime with that model. None: smollm2 or, if unavailable, the embedded model."""
     try:
         return rl.Runtime(model or DEFAULT) if model != "demo" else rl.Runtime()
     except rl.RootlaceError as error:
@@ -39,7 +39,7 @@ def started(model: str | None) -> rl.Runtime:
 
 @contextmanager
 def backend(given: argparse.Namespace) -> Iterator[rl.RuntimeEndpoint]:
-    """The backend that the arguments name, made the default one; a runtime ends with the block."""
+    """Make the named backend the default; a runtime ends with the block."""
     if given.url:
         endpoint = rl.RuntimeEndpoint(given.url)
         rl.set_default_backend(endpoint)

@@ -25,7 +25,7 @@ def turn(s: rl.ProgramState, question: str) -> None:
 
 
 def ask(question: str, before: rl.ProgramState | None) -> rl.ProgramState:
-    """One turn, shown while it is written."""
+    """Run one turn, shown while it is written."""
     state = turn.run(question, after=before, stream=True)
     print("model: ", end="")
     for text in state.text_iter("reply"):

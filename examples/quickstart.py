@@ -68,7 +68,7 @@ def ask(s: rl.ProgramState, text: str, questions: Sequence[str]) -> rl.Forks:
 
 
 def cache_table(operations: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """What each operation found in the cache, what was computed, and what was written."""
+    """Tabulate cached, computed and written tokens of each operation."""
     table = Table(title="What the cache did", box=SIMPLE_HEAD, title_justify="left")
     table.add_column("operation")
     for name in ("prompt tokens", "cached", "computed", "written"):

@@ -53,7 +53,7 @@ class Index:
         self._database.executemany("INSERT INTO documents VALUES (?, ?)", documents.items())
 
     def find(self, question: str, most: int = 3) -> dict[str, str]:
-        """The best documents, best first; none where no document has a word of the question."""
+        """Return the best documents, best first; none if no document has a word of the question."""
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", question))
         query = "SELECT * FROM documents WHERE documents MATCH ? ORDER BY rank LIMIT ?"
         return dict(self._database.execute(query, (words, most)).fetchall() if words else ())
@@ -61,7 +61,7 @@ class Index:
 
 @rl.function
 def answer(s: rl.ProgramState, question: str, found: dict[str, str]) -> str:
-    """The source; the answer is in the state."""
+    """Return the source; the answer is in the state."""
     (asked,) = s.fork(1)
     asked += f"Question: {question}\nName: " + rl.select("source", list(found))
     source: str = asked["source"]

@@ -27,7 +27,7 @@ def vote(s: rl.ProgramState, country: str, votes: int) -> str:
     seeds = count()
 
     def answer(fork: rl.ProgramState) -> None:
-        # Each has a seed of its own, so they differ, and are the same every time.
+        # Each fork has its own seed, so answers differ, but stay the same in every run.
         fork += rl.gen("answer", max_tokens=12, temperature=1.0, seed=next(seeds), stop="\n")
 
     winner: str = rl.majority(s, votes, answer, "answer", key=str.strip)

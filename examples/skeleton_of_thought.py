@@ -24,7 +24,7 @@ SENTENCE = r"[A-Z][^.\n\d]{20,140}\."
 
 @rl.function
 def write(s: rl.ProgramState, topic: str) -> list[tuple[str, str]]:
-    """The points, each with its sentence."""
+    """Return the points, each with its sentence."""
     s += rl.user(f"Give three tips for {topic}.")
     s += rl.assistant(rl.gen("outline", regex=OUTLINE, max_tokens=64, temperature=0))
     points = re.findall(r"^\d\. (.+):$", s["outline"], re.MULTILINE)

@@ -58,7 +58,7 @@ TOOLS = rl.tools(calculator)
 
 
 def shown_call(expression: str) -> str:
-    """A call as most chat templates write it."""
+    """Return a call in the form of most chat templates."""
     call = {"name": "calculator", "arguments": {"expression": expression}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 

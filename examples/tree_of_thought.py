@@ -39,14 +39,14 @@ def kindness(rated: rl.ProgramState) -> float:
 
 @rl.function
 def search(s: rl.ProgramState, beginning: str) -> list[str]:
-    """The sentences along the best path."""
+    """Return the sentences along the best path."""
     s += beginning
     beam: list[Path] = [(0.0, [], s)]
     for level in range(LEVELS):
         grown: list[Path] = []
         for score, sentences, state in beam:
             forks = state.fork(WIDTH)
-            # Each branch has a seed of its own, so the search is wide, and the same every time.
+            # Each branch has its own seed, so the search is wide, but the same in every run.
             forks += [
                 rl.gen("next", regex=SENTENCE, max_tokens=40, temperature=0.5, seed=seed)
                 for seed in range(WIDTH)

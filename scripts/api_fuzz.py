@@ -44,7 +44,7 @@ def main() -> int:
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run"),
                 *(f"{runtime.url}/openapi.json", "--url", str(runtime.url)),
-                # Whatever is asked for behind it would wait until somebody lets the engine go on.
+                # Later requests would wait until the engine resumes.
                 *("--exclude-path", "/pause_generation"),
                 *("--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing"),
                 *("--seed", str(given.seed), "--max-examples", str(given.examples)),
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _tell_answers(metrics: str) -> None:
-    """How many requests to each path succeeded, and how many did not: few tell little."""
+    """Print how many requests to each path succeeded, and how many did not: few tell little."""
     counts: dict[str, list[int]] = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:

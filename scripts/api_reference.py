@@ -34,12 +34,12 @@ one. Every field may be null, which means its default.
 
 
 def page() -> str:
-    """The whole of docs/api.md."""
+    """Return the whole of docs/api.md."""
     return "\n".join([INTRODUCTION, *_sections()])
 
 
 def _sections() -> Iterator[str]:
-    # No handler is called, so none needs a gateway.
+    # No handler is called, so no gateway is needed.
     for endpoint in endpoints(cast(ServedModel, None)):
         yield f"## `{endpoint.method} {shown_path(endpoint)}`\n"
         yield f"{endpoint.says[0].upper()}{endpoint.says[1:]}.\n"
@@ -62,7 +62,7 @@ def _row(field: Field) -> str:
 
 
 def language_page() -> str:
-    """The whole of docs/language.md, its table of sampling parameters as these are described."""
+    """Return docs/language.md with its table of sampling parameters from their descriptions."""
     before, _, rest = LANGUAGE.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     table = [

@@ -2,9 +2,9 @@
 
     python scripts/audit.py pip-audit [ARGUMENT ...]
 
-pip-audit leaves out the packages that its database does not know, and ends well if those are all:
-so it is where an index serves packages and no advisories. This says how many were looked up, and
-ends with 1 where one of them has a known vulnerability, or one that is published was not found.
+pip-audit skips packages that its database does not know, and succeeds if it skips all, as with an
+index that has packages and no advisories. This script prints how many packages were looked up, and
+ends with 1 if one has a known vulnerability, or a published one was not found.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OWN = "rootlace"
 
 
 def report(found: dict[str, Any]) -> tuple[list[str], bool]:
-    """What pip-audit's JSON says, line by line, and whether every published package was looked up
-    and none has a known vulnerability."""
+    """Return pip-audit's JSON line by line, and whether every published package was looked up and
+    none has a known vulnerability."""
     every = [one for one in found["dependencies"] if not one["name"].startswith(OWN)]
     known = [one for one in every if "skip_reason" not in one]
-    # A version with a "+" is a build of somebody's own, which no database has.
+    # A version with a "+" is a private build, which no database has.
     missed = [one for one in every if "+" not in one.get("skip_reason", "+")]
     lines = [f"{len(known)} of {len(every)} packages were looked up"]
     for one in known:

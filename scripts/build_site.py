@@ -2,8 +2,8 @@
 
     python scripts/build_site.py [build/site]
 
-Warnings of Sphinx are errors. Of what was built, every link between its pages must lead somewhere,
-and no page may load anything from elsewhere: no fonts, no scripts, no pictures.
+Warnings of Sphinx are errors. Every link between the built pages must lead to a page or anchor, and
+no page may load fonts, scripts or pictures from other servers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOADED = re.compile(r"""(?:@import\s+|url\()\s*["']?([^"')\s;]+)""")
 
 
 class Page(HTMLParser):
-    """What a page loads, what it links to, and the anchors that it has."""
+    """Loads, links and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Page(HTMLParser):
         self.loads += [part.split()[0] for part in given.get("srcset", "").split(",") if part]
         self.loads += LOADED.findall(given.get("style", ""))
         if "href" in given:
-            # Of <link>, those to pages beside this one load nothing.
+            # A <link> to a page of the site loads nothing.
             (self.links if tag == "a" else self.loads).append(given["href"])
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """What is wrong with the pages in `folder`."""
+    """Return the faults of the pages in `folder`."""
     pages = {path: Page(path.read_text("utf-8")) for path in sorted(folder.rglob("*.html"))}
     for path, page in pages.items():
         name = path.relative_to(folder)

@@ -1,8 +1,8 @@
 """Draws docs/screens/cache/*.png: runs the code of docs/cache.md and takes its pictures.
 
-python scripts/cache_pictures.py     (needs playwright and Debian's chromium)
+    python scripts/cache_pictures.py     (needs playwright and Debian's chromium)
 
-A picture stands behind the block after which it is taken: `tree-NAME.png` is the server's cache,
+A picture follows the block after which it is taken: `tree-NAME.png` is the server's cache,
 `run-NAME.png` the trace of the state in the variable NAME.
 """
 
@@ -28,7 +28,7 @@ ROWS = 66  # pixels of the tree's rows
 
 
 def draw_tree(page: Page, runtime: rl.Runtime, path: Path) -> None:
-    """The server's page, its tree alone."""
+    """Draw the tree of the server's page."""
     page.set_viewport_size(TREE)
     page.goto(runtime.url or "")
     page.click("#tab-tree")
@@ -59,7 +59,7 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     start = rl.Runtime
     with start(http_port=0, served_name="demo", warm_up=True) as runtime, chromium() as page:
-        # Those of the page are this one.
+        # The page's runtimes are this one.
         vars(rl)["Runtime"] = lambda: contextlib.nullcontext(runtime)
         with tempfile.TemporaryDirectory() as folder:
             draw_all(page, runtime, Path(folder))

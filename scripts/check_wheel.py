@@ -91,7 +91,7 @@ int main(int count, char** paths) {
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
-    """Standard output of a command; its own words are shown when it fails."""
+    """Run a command and return its standard output; show its output if it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -138,7 +138,7 @@ def check_contents(wheel: Path) -> None:
 
 
 def check_kernels(wheel: Path, architecture: str, work: Path) -> None:
-    """Each library is there, and says that it is what its name says, where it can be run."""
+    """Check that each library exists and, if it can be run, reports its own instruction set."""
     wanted = [one.name for one in INSTRUCTION_SETS[architecture]]
     files = [f"{platform_wheel.FOLDER}/{name}.so" for name in wanted]
     with zipfile.ZipFile(wheel) as archive:
@@ -157,7 +157,7 @@ def check_kernels(wheel: Path, architecture: str, work: Path) -> None:
 
 
 def check_age(wheel: Path) -> None:
-    """Zig links for an old C library: a wheel that wants a newer one runs on fewer machines."""
+    """Check for an old C library, for which Zig links, so that wheels run on more machines."""
     major, minor = re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name)[0]
     if (int(major), int(minor)) > platform_wheel.LINKED_FOR:
         raise SystemExit(f"wheel: {wheel.name} is not for glibc {platform_wheel.LINKED_FOR}")
@@ -180,11 +180,11 @@ def check_light(wheel: Path, work: Path) -> None:
 def check_runtime(wheel: Path, work: Path) -> None:
     venv, empty = work / "runtime", work / "empty"
     install(wheel, venv, "runtime")
-    # A file, not -c: a program's source is read to say which of its lines failed.
+    # A file, not -c: errors of programs read the source to name a line.
     program = work / "program.py"
     program.write_text(PROGRAM)
     print(run(venv / "bin" / "python", "-I", program, cwd=empty).strip())
-    # No compiler is found, and none that was compiled before.
+    # Without a compiler, and without kernels compiled before.
     alone = {"PATH": str(venv / "bin"), "XDG_CACHE_HOME": str(work / "cache")}
     report = json.loads(run(venv / "bin" / "rootlace", "doctor", "--json", cwd=empty, env=alone))
     kernels = report["kernels"]
@@ -202,7 +202,7 @@ def is_own(architecture: str) -> bool:
 
 
 def with_kernels(plain: Path, architecture: str, work: Path) -> Path:
-    """The checked wheel of an architecture; `plain` where there is no compiler for it."""
+    """Make and check an architecture's wheel; return `plain` without a compiler for it."""
     compiler = platform_wheel.compiler_for(architecture, work)
     if find_compiler(compiler) is None:
         print(f"wheel: none for {architecture}: there is no {compiler}", flush=True)

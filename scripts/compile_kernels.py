@@ -78,7 +78,7 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 @dataclass(frozen=True)
 class Job:
-    """The index-th of a module's variants: what a worker finds again by itself."""
+    """The index-th variant of a module, which a worker finds again by itself."""
 
     module: str
     arch: int
@@ -87,7 +87,7 @@ class Job:
 
 @dataclass
 class Report:
-    """What became of one variant. `faults` are why it may not land, in words."""
+    """Result for one variant. `faults`: reasons against landing it, in words."""
 
     module: str
     kernel: str
@@ -104,7 +104,7 @@ class Report:
 
 
 def kernel_modules(names: Sequence[str]) -> list[str]:
-    """Full names of the modules asked for; without any, all that have variants.
+    """Return full names of the requested modules; by default of all modules with variants.
 
     A name without dots is one of `rootlace.kernels.triton`.
     """
@@ -119,7 +119,7 @@ def _concerned(module: ModuleType) -> bool:
 
 
 def launched(module: ModuleType) -> dict[str, Any]:
-    """The kernels that a module launches, `kernel[grid](...)` in its source, by name."""
+    """Return the kernels that a module launches, `kernel[grid](...)` in its source, by name."""
     names = {
         node.func.value.id
         for node in ast.walk(ast.parse(inspect.getsource(module)))
@@ -141,9 +141,9 @@ def variants_of(module: ModuleType, arch: int) -> list[Variant]:
 
 
 def never_compiled(modules: Sequence[str], arch: int) -> list[str]:
-    """What to say of each kernel that no variant of any of the modules compiles."""
+    """Return a message for each kernel that no variant of any module compiles."""
     loaded = [importlib.import_module(name) for name in modules]
-    # A kernel may be launched elsewhere than where it is defined: any module's variant counts.
+    # A kernel may be launched outside its module: any module's variant counts.
     compiled = {id(variant.kernel) for module in loaded for variant in variants_of(module, arch)}
     return [
         f"{module.__name__}.{name}: no variant compiles it"
@@ -155,7 +155,7 @@ def never_compiled(modules: Sequence[str], arch: int) -> list[str]:
 
 @contextlib.contextmanager
 def fresh_cache() -> Iterator[None]:
-    """Triton compiles anew and leaves nothing behind."""
+    """Let Triton compile anew and keep nothing."""
     knobs = triton.knobs
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = folder
@@ -164,7 +164,7 @@ def fresh_cache() -> Iterator[None]:
 
 
 def compile_variant(variant: Variant, arch: int) -> tuple[Any, str]:
-    """The compiled kernel and what the assembler said of it. Raises what Triton raises."""
+    """Return the compiled kernel and the assembler's output. Raises Triton's errors."""
     source = ASTSource(
         variant.kernel,
         signature=variant.signature,
@@ -174,7 +174,7 @@ def compile_variant(variant: Variant, arch: int) -> tuple[Any, str]:
     options = {
         "num_warps": variant.num_warps,
         "num_stages": variant.num_stages,
-        # Said rather than left to the default, which is about to change in Triton 3.10.
+        # Explicit, because the default changes in Triton 3.10.
         "enable_fp_fusion": variant.fp_fusion,
     }
     log = io.StringIO()
@@ -189,7 +189,7 @@ def compile_variant(variant: Variant, arch: int) -> tuple[Any, str]:
 
 
 def _brief(error: Exception) -> str:
-    """The last line of a chain of errors that says something, with its kind."""
+    """Return kind and text of the last informative error in a chain."""
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -198,7 +198,7 @@ def _brief(error: Exception) -> str:
 
 
 def native_arch() -> int | None:
-    """The compute capability of this machine's GPU, 90 for 9.0; None without one."""
+    """Return the compute capability of this machine's GPU, 90 for 9.0; None without one."""
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
@@ -206,7 +206,7 @@ def native_arch() -> int | None:
 
 
 class NoGPU:
-    """Triton's driver where there is no GPU: names what to compile for, runs nothing."""
+    """Triton's driver without a GPU: names the target, runs nothing."""
 
     def __init__(self, arch: int) -> None:
         self._target = GPUTarget("cuda", arch, 32)
@@ -222,7 +222,7 @@ class NoGPU:
 
 
 def warm(job: Job) -> str:
-    """Compile one variant as a launch does, into Triton's cache. What failed, in words."""
+    """Compile one variant as a launch does, into Triton's cache. Return the error, or ""."""
     if not torch.cuda.is_available():
         triton.runtime.driver.set_active(NoGPU(job.arch))
     variant = variants_of(importlib.import_module(job.module), job.arch)[job.index]
@@ -252,7 +252,7 @@ def warm(job: Job) -> str:
 
 
 def warm_all(jobs: Sequence[Job], processes: int, seconds: float) -> list[str]:
-    """Fill the cache with `processes` at a time, for so long. What failed, and what was left."""
+    """Fill the cache for `seconds`, with `processes` at a time. Return failures and the rest."""
     deadline = time.monotonic() + seconds
     pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
     pending = [pool.submit(warm, job) for job in jobs]
@@ -266,7 +266,7 @@ def warm_all(jobs: Sequence[Job], processes: int, seconds: float) -> list[str]:
 
 
 def bytes_spilled(log: str) -> int:
-    """Bytes of spill stores and loads in the assembler's words, over all functions."""
+    """Return bytes of spill stores and loads in the assembler's output, over all functions."""
     return sum(int(size) for size in re.findall(r"(\d+) bytes spill (?:stores|loads)", log))
 
 
@@ -301,7 +301,7 @@ def run(job: Job) -> Report:
 
 
 def faults(report: Report, variant: Variant) -> list[str]:
-    """Why a variant that compiles may not land."""
+    """Return reasons against landing a variant that compiles."""
     found = []
     if report.spilled:
         found.append(f"spills {report.spilled} bytes of registers")
@@ -314,7 +314,7 @@ def faults(report: Report, variant: Variant) -> list[str]:
 
 
 def run_all(jobs: list[Job], processes: int, console: Console) -> list[Report]:
-    """All reports, in the order of the jobs; with a progress bar where there are processes."""
+    """Return all reports in the order of the jobs, with a progress bar if there are processes."""
     if processes == 1:
         return [run(job) for job in jobs]
     reports: dict[Job, Report] = {}
@@ -324,7 +324,7 @@ def run_all(jobs: list[Job], processes: int, console: Console) -> list[Report]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    # Spawned: a forked child would inherit torch's and LLVM's threads' locks without the threads.
+    # Spawned: a forked child would inherit locks of torch's and LLVM's threads without the threads.
     context = multiprocessing.get_context("spawn")
     with (
         Progress(*columns, console=console, transient=True) as progress,
@@ -362,7 +362,7 @@ def table(reports: Sequence[Report]) -> Table:
 
 
 def sums(reports: Sequence[Report]) -> list[str]:
-    """One line per architecture."""
+    """Return one line per architecture."""
     lines = []
     for arch in sorted({report.arch for report in reports}):
         part = [report for report in reports if report.arch == arch]

@@ -31,12 +31,12 @@ _CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.M)
 
 
 class DoesNotWork(Exception):
-    """A first change cannot be made as it is written; the message says where."""
+    """Raised when a first change cannot be made as written; the message says where."""
 
 
 @dataclass(frozen=True)
 class FirstChange:
-    """One section: its title, its words, its diff and its commands."""
+    """A section: title, text, diff and commands."""
 
     title: str
     prose: str
@@ -45,7 +45,7 @@ class FirstChange:
 
     @property
     def changed(self) -> list[str]:
-        """The files that the diff changes or adds."""
+        """Return the files that the diff changes or adds."""
         return _CHANGED.findall(self.diff)
 
     def apply(self, tree: Path) -> None:
@@ -88,10 +88,10 @@ class FirstChange:
                 shutil.copytree(ROOT / name, tree / name, ignore=ignored)
             for name in _FILES:
                 shutil.copy(ROOT / name, tree / name)
-            if (shared := ROOT.parent / "shared").is_dir():  # what some tests compare with
+            if (shared := ROOT.parent / "shared").is_dir():  # files with which some tests compare
                 (tree.parent / "shared").symlink_to(shared)
             self.apply(tree)
-            # Imports say `rootlace.runtime`, the folder is runtime/.
+            # Imports name `rootlace.runtime`, but the folder is runtime/.
             for entry in [*(tree / "frontend").iterdir(), tree / "runtime", tree / "kernels"]:
                 (package / entry.name).symlink_to(entry)
             for command in self.commands:
@@ -106,8 +106,8 @@ class FirstChange:
 
 
 def first_changes(text: str) -> list[FirstChange]:
-    """The sections of CONTRIBUTING.md that show a change. Raises DoesNotWork for one without a
-    diff or without commands."""
+    """Return the sections of CONTRIBUTING.md that show a change. Raises DoesNotWork if one lacks a
+    diff or commands."""
     section = _SECTION.search(text)
     if section is None:
         raise DoesNotWork("CONTRIBUTING.md has no section 'First changes'")

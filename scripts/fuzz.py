@@ -1,10 +1,10 @@
-"""Look for bytes that a reader does not take well: `make fuzz MINUTES=5 [READERS="wire gguf"]`.
+"""Fuzz readers of bytes: `make fuzz MINUTES=5 [READERS="wire gguf"]`.
 
-Atheris changes the inputs of `tests/corpora` so that they reach more and more of the reader's code;
-JSON and MessagePack are mostly changed into such (`fuzz_mutator.py`).
-What reaches more than the corpus did is added to it, as far as it is small; an input that makes a
-reader raise anything but a typed error, hang or take too much memory is left in
-`build/fuzz/READER-…`, and this ends with 1. Mend it and move the file into the corpus.
+Atheris changes the inputs of `tests/corpora` so that they reach more and more of a reader's code;
+JSON and MessagePack mostly stay such (`fuzz_mutator.py`). Small inputs that reach more code than
+the corpus are added to it. An input on which a reader raises anything but a typed error, hangs or
+takes too much memory is left in `build/fuzz/READER-…`, and the script ends with 1. Fix the reader
+and move the file into the corpus.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _explore(name: str, minutes: float) -> bool:
-    """Whether nothing was found. libFuzzer ends its process, so there is one for each reader."""
+    """Return whether nothing was found. libFuzzer ends its process, so each reader has its own."""
     found = ROOT / "build" / "fuzz" / name
     found.mkdir(parents=True, exist_ok=True)
     print(f"== {name}, {minutes:g} minutes", flush=True)
@@ -80,12 +80,12 @@ def _fuzz(name: str, flags: list[str]) -> None:
         raise SystemExit("pip install atheris, or: make fuzz") from error
     with atheris.instrument_imports(include=["rootlace"]):
         from tests.corpora import readers
-    # To merge, libFuzzer starts itself again: a shell reads the words of its first argument.
+    # To merge, libFuzzer restarts itself by a shell, which reads its first argument's words.
     again = shlex.join([sys.executable, "-m", "scripts.fuzz", CHILD, name])
     options = {}
     if name in CODECS:
         corpus = [path.read_bytes() for path in readers.inputs(name)]
-        # `Fuzz` puts another `Mutate` into its place: this one would end the process.
+        # `Fuzz` replaces `Mutate`: the inherited one would end the process.
         mutate = lambda data, size: atheris.Mutate(data, size)  # noqa: E731
         options["custom_mutator"] = Mutator(name, corpus, mutate)
     atheris.Setup([again, *flags], lambda data: readers.attempt(name, data), **options)

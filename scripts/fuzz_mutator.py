@@ -1,5 +1,4 @@
-"""Changes of JSON and MessagePack that leave it JSON and MessagePack: what a fuzzer that knows only
-bytes seldom makes."""
+"""Changes of JSON and MessagePack that keep the format, which a fuzzer of bytes seldom makes."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ LEAVES: tuple[Any, ...] = (
 
 
 def _header(file: bytes) -> Any:
-    """Of a file of safetensors."""
+    """Return the header of a file of safetensors."""
     return msgspec.json.decode(file[8 : 8 + int.from_bytes(file[:8], "little")])
 
 
@@ -38,7 +37,7 @@ CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
 
 
 class Mutator:
-    """Knows the values of a corpus, and puts them elsewhere. `mutate_bytes` is the fuzzer's own."""
+    """Moves values of a corpus to other places. `mutate_bytes` is the fuzzer's own."""
 
     def __init__(
         self, reader: str, corpus: Iterable[bytes], mutate_bytes: Callable[[bytes, int], bytes]
@@ -73,7 +72,7 @@ class Mutator:
             self._learn(child)
 
     def _changed(self, value: Any, dice: random.Random) -> Any:
-        """`value` with one place in it changed."""
+        """Return `value` with one place changed."""
         if not isinstance(value, dict | list) or not value or dice.random() < 0.1:
             return copy.deepcopy(dice.choice(self._values))
         key = dice.choice(list(value) if isinstance(value, dict) else range(len(value)))

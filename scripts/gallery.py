@@ -1,4 +1,4 @@
-"""Draws what the examples do on the model smollm2: docs/gallery.md, docs/screens/gallery/*.png.
+"""Draws the examples' runs on the model smollm2: docs/gallery.md, docs/screens/gallery/*.png.
 
 python scripts/gallery.py     (needs playwright, Debian's chromium and that model)
 """
@@ -61,7 +61,7 @@ def classify(s: rl.ProgramState, prompt: str, labels: list[str]) -> None:
 
 
 def few_shot(module: Any) -> rl.ProgramState:
-    """The program of a task's first row."""
+    """Return the program of a task's first row."""
     task = module.read_task(EXAMPLES / "reviews.yaml")
     record = module.evaluate(task).records[0]
     state: rl.ProgramState = classify.run(record.prompt + " ", record.choices)
@@ -84,19 +84,19 @@ RUNS: dict[str, Callable[[Any], rl.ProgramState]] = {
 
 
 def traces(folder: Path) -> None:
-    """The page of each example's run."""
+    """Write the trace page of each example's run."""
     sys.path.insert(0, str(EXAMPLES))
     with rl.Runtime("smollm2") as runtime:
         rl.set_default_backend(runtime)
         for name, run in RUNS.items():
             module = import_module(name)
-            run(module)  # what a runtime makes at the first use is then there
+            run(module)  # does the runtime's work at the first use
             runtime.flush_cache()
             run(module).trace().save(folder / f"{name}.html")
 
 
 def shoot(page: Page, trace: Path, picture: Path) -> None:
-    """A trace's page as a picture."""
+    """Take a picture of a trace's page."""
     page.set_viewport_size(SIZE)
     page.goto(f"file://{trace}")
     page.add_style_tag(content="main > .row, #theme { display: none }")
@@ -124,7 +124,7 @@ def write() -> None:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """A page of a browser."""
+    """Open a page in a browser."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])

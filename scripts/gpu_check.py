@@ -102,7 +102,7 @@ KILL_SECONDS = 15
 
 
 class CheckError(Exception):
-    """The check cannot be made; the message says what to do."""
+    """Raised when the check cannot be made; the message says what to do."""
 
 
 def say(text: str) -> None:
@@ -113,7 +113,7 @@ def say(text: str) -> None:
 
 
 def pins(text: str) -> dict[str, str]:
-    """Distribution (normalised) -> version, of a constraints file."""
+    """Return distribution (normalised) -> version of a constraints file."""
     found = {}
     for line in text.splitlines():
         name, separator, pinned = line.split("#")[0].strip().partition("==")
@@ -132,7 +132,7 @@ def fetch_wheels(python: str, machine: str, folder: Path = WHEELS) -> list[Path]
     wanted = pins(CONSTRAINTS.read_text())
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # pip takes the platforms literally: all that a C library of 2.39 is compatible with.
+    # pip takes platforms literally, so all that a C library of 2.39 supports are listed.
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(17, 40)]
     platforms += [f"manylinux2014_{machine}"]
     names = [f"{name}=={wanted[normalised(name)]}" for name in BROUGHT]
@@ -146,12 +146,12 @@ def fetch_wheels(python: str, machine: str, folder: Path = WHEELS) -> list[Path]
 
 
 def distribution(wheel: Path) -> str:
-    """The distribution a wheel holds, by its file name."""
+    """Return the distribution in a wheel, by its file name."""
     return normalised(wheel.name.split("-")[0])
 
 
 def lacking(wheels: Iterable[Path]) -> list[Path]:
-    """Those wheels whose distribution this Python does not have, in any version."""
+    """Return the wheels whose distribution this Python lacks in any version."""
     found = []
     for wheel in wheels:
         try:
@@ -162,7 +162,7 @@ def lacking(wheels: Iterable[Path]) -> list[Path]:
 
 
 def unpack_wheels() -> None:
-    """Put the wheels that are lacking where `environment` finds them."""
+    """Unpack missing wheels where `environment` finds them."""
     wanted = lacking(sorted(WHEELS.glob("*.whl")))
     if not wanted:
         return
@@ -182,7 +182,7 @@ def unpack_wheels() -> None:
 
 
 def link_packages(tree: Path = TREE) -> None:
-    """A folder in which `import rootlace` finds this checkout."""
+    """Make a folder in which `import rootlace` finds this checkout."""
     package = tree / "rootlace"
     shutil.rmtree(tree, ignore_errors=True)
     package.mkdir(parents=True)
@@ -192,22 +192,22 @@ def link_packages(tree: Path = TREE) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with the packages, the wheels and the checkout on the path."""
+    """Return this process's environment, with packages, wheels and checkout on the path."""
     path = [str(TREE), str(ROOT), *([str(SITE)] if SITE.exists() else [])]
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *([before] if before else [])])}
 
 
 def missing(modules: dict[str, str]) -> list[str]:
-    """Distributions whose module this Python (or what was unpacked) does not have."""
-    # A module may be a folder or a single file: the import system's own search knows both.
+    """Return distributions whose module neither this Python nor the unpacked wheels have."""
+    # A module may be a folder or a file, so the import system searches for both.
     importlib.invalidate_caches()
     places = [str(SITE), *sys.path]
     return [name for module, name in modules.items() if not PathFinder.find_spec(module, places)]
 
 
 def look_at_machine(rehearse: bool) -> None:
-    """Say what was found. Raises CheckError for what must be there and is not."""
+    """Print facts about the machine. Raises CheckError for missing requirements."""
     lacks = missing(NEEDED)
     if lacks:
         python = ".".join(map(str, sys.version_info[:2]))
@@ -231,7 +231,7 @@ def look_at_machine(rehearse: bool) -> None:
     if there != "True" and not rehearse:
         raise CheckError(f"torch {torch} (CUDA {cuda}) sees no GPU")
     say(f"Python {sys.version.split()[0]}, torch {torch}, CUDA {cuda}, {' '.join(name)}")
-    # Triton compiles what launches a kernel from C, against Python's headers.
+    # Triton compiles its launchers from C, with Python's headers.
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not rehearse and not (header.exists() and any(map(shutil.which, ("cc", "gcc", "clang")))):
         say(f"no C compiler or no {header}: Triton's kernels will not start")
@@ -253,8 +253,8 @@ class Outcome:
 
 
 def run(name: str, command: Sequence[str], seconds: float, fine: Sequence[int] = (0,)) -> Outcome:
-    """Run a command from the checkout; it is stopped after so many seconds. It passes if its exit
-    status is among `fine`."""
+    """Run a command from the checkout for at most so many seconds. It passes if its exit status is
+    in `fine`."""
     start = time.monotonic()
     process = begin(command)
     try:
@@ -267,13 +267,13 @@ def run(name: str, command: Sequence[str], seconds: float, fine: Sequence[int] =
 
 
 def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command from the checkout, in a session of its own, for `end`."""
+    """Start a command from the checkout in a new session, for `end`."""
     return subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what `begin` started and all that it started: a worker left alone would keep its share
-    of the GPU's memory, and of the cores, from the parts to come."""
+    """Kill the process of `begin` and its descendants: a worker left alone would keep GPU memory
+    and cores from later parts."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -284,8 +284,8 @@ def workers() -> int:
 
 
 def start_compiling(seconds: float, rehearse: bool) -> subprocess.Popen[bytes]:
-    """Fill Triton's cache beside what runs next. Rehearsed: one kernel's variants, for sm_90."""
-    # The smoke test, which runs at the same time, comes first.
+    """Fill Triton's cache beside the next part. Rehearsed: one kernel's variants, for sm_90."""
+    # The smoke test, which runs at the same time, has priority.
     command = ["nice", sys.executable, "scripts/compile_kernels.py", "--into-cache"]
     command += ["--processes", str(workers()), "--seconds", str(seconds)]
     command += ["kv_storage", "--arch", "90"] if rehearse else []
@@ -301,18 +301,18 @@ def run_smoke(seconds: float, results: Path, rehearse: bool) -> Outcome:
 def run_tests(
     seconds: float, results: Path, rehearse: bool, extra: Sequence[str] = ()
 ) -> list[Outcome]:
-    """Tests that may share the GPU by several processes, where pytest can; then the others."""
-    # Interpreted kernels take minutes for all tests: those of the smallest kernel are enough.
+    """Run tests that may share the GPU in several processes, if pytest can; then the others."""
+    # All tests take minutes with interpreted kernels, so the smallest kernel's tests are enough.
     folder = "tests/gpu/test_pointwise.py::test_copy_slots" if rehearse else "tests/gpu"
     command = [sys.executable, "-m", "pytest", folder, "-q", "-p", "no:cacheprovider"]
-    # A first test compiles what it tests: the usual limit of a test would be too tight.
+    # A first test compiles its kernels, so the usual time limit would be too tight.
     command += [f"--timeout={max(60, seconds / 2):.0f}", "--tb=short", *extra]
     command += ["--on-cpu=triton"] * rehearse
     parallel = []
     if not missing(USEFUL):
         count = 1 if rehearse else workers()
         parallel = ["-n", str(count), "--dist", "load", "--maxschedchunk", "1"]
-    # Where tests are chosen (`-k`), or none is left, one of the two runs may have none of them.
+    # With `-k`, or with few tests, one of the two runs may have no tests.
     fine = (0, NO_TESTS) if extra or rehearse else (0,)
     found: list[Outcome] = []
     for name, more, report in (
@@ -339,7 +339,7 @@ def run_benchmark(
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of JSON written so far; the last one may be cut."""
+    """Return the lines of JSON written so far; the last one may be cut."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -350,7 +350,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def summary(results: Path, outcomes: Sequence[Outcome]) -> list[str]:
-    """A page: what each part came to, targets beside figures, what failed and what did not run."""
+    """Return a page: results, targets beside figures, failures, and parts that did not run."""
     told = ["", "=" * 30 + " gpu-check " + "=" * 30, *map(str, outcomes)]
     smoke = lines_of(results / SMOKE)
     failures = [(f"{one['check']}, {one['way']}", one["error"]) for one in smoke if "error" in one]
@@ -386,7 +386,7 @@ def summary(results: Path, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def copy_results(results: Path) -> None:
-    """Copy what was written into the folder that OUT names, if it does."""
+    """Copy the results into the folder OUT, if set."""
     folder = os.environ.get("OUT")
     if folder:
         for name in (SMOKE, *TESTS, BENCH):
@@ -410,7 +410,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def check(arguments: argparse.Namespace) -> list[Outcome]:
-    """Run the parts asked for, one after the other, each within its share of what is left."""
+    """Run the requested parts one after the other, each within its share of the remaining time."""
     deadline = time.monotonic() + arguments.budget
     results, rehearse = arguments.results.resolve(), arguments.rehearse
     results.mkdir(parents=True, exist_ok=True)
@@ -432,7 +432,7 @@ def check(arguments: argparse.Namespace) -> list[Outcome]:
                 outcomes.append(run_smoke(seconds, results, rehearse))
             elif part == "test":
                 if compiling is not None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):  # a compiler that hangs
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # a compiler may hang
                         compiling.wait(seconds / 2)
                     end(compiling)
                 left = seconds - (time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""What serving launches: Triton kernels as they are really called, written down and not run.
+"""Triton kernels that serving launches, recorded from real calls without running.
 
 `CALLS` are calls of kernel sets with the shapes of models, on tensors without memory:
 
@@ -82,12 +82,12 @@ class Variant:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The type of each parameter, or element of a tuple, or "constexpr"."""
+        """Return the type of each parameter, or element of a tuple, or "constexpr"."""
         return {**self.types, **dict.fromkeys(self.constants, "constexpr")}
 
     @property
     def signature(self) -> dict[str, str | tuple[str, ...]]:
-        """Every parameter of the kernel in order, with its type or those of its elements."""
+        """Return every parameter of the kernel in order, with its type or its elements' types."""
         kinds = self.kinds
         return {
             name: kinds.get(name)
@@ -96,14 +96,14 @@ class Variant:
         }
 
     def place(self, name: str) -> tuple[int, ...]:
-        """Where Triton finds a parameter, or an element of a tuple."""
+        """Return Triton's path of a parameter, or of an element of a tuple."""
         parameter, *element = name.split(".")
         return self.kernel.arg_names.index(parameter), *map(int, element)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, the module that launched it, its arguments by name, and how it is compiled."""
+    """A kernel, the module that launched it, its arguments by name, and its options."""
 
     kernel: Any
     module: str
@@ -112,7 +112,7 @@ class Launch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments, with each element of a tuple under a name of its own."""
+        """Return the arguments, with each element of a tuple under a separate name."""
         found: dict[str, Any] = {}
         for name, value in self.arguments.items():
             elements = isinstance(value, tuple)
@@ -122,7 +122,7 @@ class Launch:
         return found
 
     def variant(self, name: str) -> Variant:
-        """The specialisation that Triton compiles for this launch."""
+        """Return the specialisation that Triton compiles for this launch."""
         types: dict[str, str] = {}
         constants: dict[str, Any] = {}
         divisible = []
@@ -158,14 +158,14 @@ class Launch:
 
 
 def modules() -> list[Any]:
-    """The modules of Triton kernels."""
+    """Return the modules of Triton kernels."""
     entries = pkgutil.iter_modules(kernels.__path__)
     return [importlib.import_module(f"{kernels.__name__}.{entry.name}") for entry in entries]
 
 
 @contextmanager
 def written_down(arch: int) -> Iterator[list[Launch]]:
-    """Inside, kernels are launched as on compute capability `arch`, and do not run."""
+    """Within the block kernels launch as on compute capability `arch`, and do not run."""
     found: list[Launch] = []
 
     def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -193,7 +193,7 @@ def written_down(arch: int) -> Iterator[list[Launch]]:
 
 @functools.cache
 def variants(arch: int) -> dict[str, list[Variant]]:
-    """What `CALLS` launch, each specialisation once, by the module that launches it."""
+    """Return the launches of `CALLS`, each specialisation once, by the module that launches it."""
     found: dict[str, list[Variant]] = {}
     known: set[tuple[Any, ...]] = set()
     for name, call in CALLS:
@@ -227,7 +227,7 @@ def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def cache_of(
     stored: str, slots: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, KVScaling | None]:
-    """The keys, or the values, of a layer, "plain" ones in `dtype`, and how to read them."""
+    """Make keys or values of a layer, "plain" ones in `dtype`, and the way to read them."""
     slot = (kv_heads, head_dim)
     if stored == "plain":
         return tensor(slots, block_size, *slot, dtype=dtype), None
@@ -249,8 +249,8 @@ def attend(
     wants: bool = False,
     block_size: int = 16,
 ) -> None:
-    """Attention of rows with so many new tokens; `heads`: query heads of a group, heads of keys,
-    their size; `wants`: with log-sum-exps."""
+    """Attend rows with so many new tokens; `heads`: query heads of a group, key heads, head size;
+    `wants`: with log-sum-exps."""
     group, kv_heads, head_dim = heads
     rows, width = len(lengths), -(-6400 // block_size)
     batch = AttentionBatch(
@@ -309,7 +309,7 @@ def feed() -> None:
 
 
 def copy(dtype: torch.dtype) -> None:
-    """In a cache whose layers have more than 2^31 numbers."""
+    """Copy in a cache whose layers have more than 2^31 numbers."""
     slots = tensor(5, dtype=torch.int64)
     TRITON.copy_slots(tensor(2, 1 << 18, 16, 8, 128, dtype=dtype), slots, slots)
 
@@ -318,7 +318,7 @@ ROWS = 5
 
 
 def edit(dtype: torch.dtype, kinds: str) -> None:
-    """`kinds`: of "b"iases and bans, "m"asks, "p"enalties."""
+    """Edit logits; `kinds`: of "b"iases and bans, "m"asks, "p"enalties."""
     numbers, real = tensor(ROWS, dtype=torch.int32), tensor(ROWS, dtype=torch.float64)
     start = tensor(ROWS + 1, dtype=torch.int32)
     biases = {"bias_start": start, "bias_token": numbers, "bias": tensor(ROWS, dtype=FP32)}
@@ -361,7 +361,7 @@ def multiply(
     units: torch.dtype | None,
     rows: int,
 ) -> None:
-    """A product of 4096 inputs and outputs; `units`: of scales and of offsets."""
+    """Multiply with 4096 inputs and outputs; `units`: of scales and of offsets."""
     code = CODES[codes]
     weight = Quantised(
         Scheme(codes, group, offsets is not None),

@@ -40,7 +40,7 @@ from rich.progress import Progress
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("frontend", "runtime", "kernels")
 
-# Of a folder of the product: the tests that know it best. The longest name that fits counts.
+# Maps folders of the product to their best tests. The longest matching name counts.
 TESTS_OF = {
     "frontend": ["tests/frontend"],
     "frontend/cli": ["tests/cli"],
@@ -56,7 +56,7 @@ TESTS_OF = {
     "runtime/scheduler": ["tests/scheduler"],
     "runtime/simulation": ["tests/simulation"],
 }
-# Kernels in Triton's language and the command line's texts: faults there are found elsewhere.
+# Faults in kernels of Triton's language and in texts of the command line are found elsewhere.
 LEFT_OUT = ("kernels/triton/", "runtime/assets/")
 CPU_SECONDS = 1800
 """Processor time for the tests of one mutant, which is no shorter on a busy machine. A mutant that
@@ -93,8 +93,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`found_by`: what pytest said of the first failing test; empty where none failed.
-    `all_run`: false if the processor time ran out first."""
+    """`found_by`: pytest's line for the first failing test, or "". `all_run`: false if the
+    processor time ran out."""
 
     place: Place
     change: str
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def changeable(tree: ast.Module) -> Iterator[ast.expr]:
-    """The expressions inside of functions that `change` knows, in the order of the text."""
+    """Return the expressions within functions that `change` knows, in the order of the text."""
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     seen: set[int] = set()
     for function in functions:
@@ -115,7 +115,7 @@ def changeable(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def change(node: ast.expr) -> ast.expr | None:
-    """A copy with one fault, or None where there is nothing to change."""
+    """Return a copy with one fault, or None if the expression has no change."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         found = copy.deepcopy(node)
         found.ops[0] = COMPARISONS[type(node.ops[0])]()
@@ -139,7 +139,7 @@ def change(node: ast.expr) -> ast.expr | None:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Joining texts: a fault there is a TypeError that any test finds."""
+    """Whether the expression joins texts: a fault there is a TypeError that any test finds."""
     if isinstance(node, ast.JoinedStr):
         return True
     return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
@@ -154,7 +154,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def mutant(source: str, index: int) -> tuple[str, str]:
-    """The text of a file with a fault at its `index`-th place, and what was changed to what."""
+    """Return the file's text with a fault at its `index`-th place, and the change."""
     tree = ast.parse(source)
     old = list(changeable(tree))[index]
     new = change(old)
@@ -175,7 +175,7 @@ def places() -> list[Place]:
 
 
 def draw(count: int, seed: int) -> list[Place]:
-    """Places at even distances through all of them, from a start that the seed decides."""
+    """Return places at even distances through all, from a start chosen by the seed."""
     everything = places()
     step = len(everything) / count
     offset = random.Random(seed).random()
@@ -183,7 +183,7 @@ def draw(count: int, seed: int) -> list[Place]:
 
 
 def copy_of_the_checkout(target: Path) -> None:
-    """All files that git knows, and links under which the three folders are one package."""
+    """Copy all files known to git, and add links under which the three folders are one package."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     for name in listed.stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
@@ -199,16 +199,16 @@ def copy_of_the_checkout(target: Path) -> None:
 
 
 class OutOfTime(Exception):
-    """Tests took more processor time than they may."""
+    """Raised when tests took more processor time than permitted."""
 
 
 def run_tests(target: Path, arguments: list[str], seconds: int = CPU_SECONDS) -> str:
-    """The first failure, as pytest's summary has it, or "" where all pass.
+    """Return the first failure in pytest's summary, or "" if all pass.
 
     Raises `OutOfTime` if pytest's process takes more than `seconds` of processor time.
     """
     environment = {**os.environ, "PYTHONPATH": str(target / "build" / "tree")}
-    # Processes that it starts inherit the limit; each counts its own time.
+    # Child processes inherit the limit; each counts its own time.
     command = ["sh", "-c", f'ulimit -S -t {seconds}; exec "$@"', "sh"]
     command += [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=target, env=environment, text=True, capture_output=True)
@@ -216,20 +216,20 @@ def run_tests(target: Path, arguments: list[str], seconds: int = CPU_SECONDS) ->
         raise OutOfTime
     if done.returncode in (0, 5):  # 5: no tests
         return ""
-    # What a test logged may begin with these words, too.
+    # A test's log may begin with these words, too.
     marks = ("FAILED tests/", "ERROR tests/")
     lines = [line for line in done.stdout.splitlines() if line.startswith(marks)]
     return lines[0] if lines else (done.stdout + done.stderr)[-300:]
 
 
 def tests_of(file: str) -> list[str]:
-    """The tests of the file's package."""
+    """Return the tests of the file's package."""
     folder = max((name for name in TESTS_OF if file.startswith(f"{name}/")), key=len)
     return TESTS_OF[folder]
 
 
 def stages(file: str, target: Path) -> list[list[str]]:
-    """Arguments for pytest that, one after another, run all tests once, the nearest ones first."""
+    """Yield arguments for pytest that together run all tests once, the nearest ones first."""
     package = [path for path in tests_of(file) if (target / path).exists()]
     folder = target / "tests" / Path(file.removeprefix("runtime/")).parent
     while not folder.exists():
@@ -256,9 +256,9 @@ def _without(paths: list[str]) -> list[str]:
 
 
 def first_failure(target: Path, runs: list[list[str]], cpu_seconds: int) -> str:
-    """What pytest says of the first test that fails in any of the runs, "" where none does.
+    """Return pytest's line for the first failing test of any run, or "".
 
-    Raises `OutOfTime` if they take more than `cpu_seconds` together.
+    Raises `OutOfTime` if the runs take more than `cpu_seconds` together.
     """
     end = _cpu_seconds_of_tests() + cpu_seconds
     for arguments in runs:
@@ -276,9 +276,9 @@ def _cpu_seconds_of_tests() -> float:
 
 
 def judge(place: Place, target: Path, options: argparse.Namespace, sound: set[str]) -> Outcome:
-    """`sound`: files of tests that are known to pass without a fault, of which more are noted.
+    """Judge a mutant. `sound`: files of tests that pass without a fault; more are added.
 
-    Raises `RuntimeError` if the file of the test that fails does so without the fault too.
+    Raises `RuntimeError` if the failing test's file also fails without the fault.
     """
     path = target / place.file
     source = path.read_text()
@@ -309,7 +309,7 @@ def missed(outcome: Outcome) -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out and, where files differ from it, a digest of how."""
+    """Return the checked-out commit and a digest of differing files, if any."""
     head, changes = (
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
         for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD"])
@@ -319,7 +319,7 @@ def commit() -> str:
 
 
 def earlier(file: Path | None, run: dict[str, object]) -> list[Outcome]:
-    """The outcomes that the same run has written to `file` before it was interrupted."""
+    """Return the outcomes that the same run wrote to `file` before an interruption."""
     if file is None or not file.exists():
         return []
     written = json.loads(file.read_text())

@@ -33,7 +33,7 @@ AT_ONCE = 8
 
 
 def requirements(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, list[Requirement]]:
-    """What each dependency's name is required to be, by all extras but the `APART`."""
+    """Return the requirement on each dependency, over all extras but `APART`."""
     project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     lists = [project["dependencies"], *(extras[name] for name in extras if name not in APART)]
@@ -50,7 +50,7 @@ def pinned(constraints: Path = ROOT / "constraints.txt") -> dict[str, Version]:
 
 
 def newest(name: str) -> Version | None:
-    """The newest release on the index that is no pre-release; None: the index says none."""
+    """Return the newest release on the index that is no pre-release; None without one."""
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "index", "versions", name], capture_output=True, text=True
     )

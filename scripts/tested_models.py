@@ -1,9 +1,8 @@
-"""Writes the table of docs/models.md that says which families are tested, and how.
+"""Writes the table of tested families in docs/models.md.
 
-python -m scripts.tested_models
+    python -m scripts.tested_models
 
-The families are those of the registry; what is tested of them is read from the parametrisations of
-the tests, as pytest collects them.
+The families are the registry's; the tests are read from parametrisations that pytest collects.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.table import families
 from rootlace.runtime.model.gguf.architectures import ARCHITECTURES
 
-# By name: mypy would check the tests, too, which this is of.
+# By name: an import would make mypy check the tests, too.
 configs = importlib.import_module("tests.model.checkpoints").configs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +102,7 @@ SOURCES: dict[tuple[str, str], Callable[[dict[str, Any], Any], Found]] = {
 
 
 def table(items: Iterable[pytest.Item]) -> str | None:
-    """In Markdown; None where one of the tests is not among those that were collected."""
+    """Return the table in Markdown; None if one of the tests was not collected."""
     found: dict[Family, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     seen = set()
     for item in items:
@@ -136,7 +135,7 @@ def _cell(details: set[str] | None) -> str:
 
 
 def _family(module: Any, name: str) -> Family:
-    """Of a configuration that a test knows by this name."""
+    """Return the family of a configuration that a test knows by this name."""
     config = _configs_of(module)[name]
     if not isinstance(config, PreTrainedConfig):
         config = config()
@@ -145,7 +144,7 @@ def _family(module: Any, name: str) -> Family:
 
 @cache
 def _configs_of(module: Any) -> Mapping[str, Any]:
-    """Configurations that a module's tests know, or what makes them."""
+    """Return the configurations, or their makers, that a module's tests know."""
     own = getattr(module, "CONFIGS", None) or {}
     if hasattr(module, "stated_by_gguf"):
         own = module.stated_by_gguf()
@@ -154,13 +153,12 @@ def _configs_of(module: Any) -> Mapping[str, Any]:
 
 @cache
 def _families() -> dict[str, Family]:
-    """By their models' types."""
+    """Return families by their models' types."""
     return {kind: family for family in families().values() for kind in family.model_types}
 
 
 def _refused(tested: Mapping[Family, Mapping[str, object]]) -> set[tuple[Family, str]]:
-    """What is not computed: by the native kernels, whose tests are then skipped, and from GGUF
-    files."""
+    """Return unsupported parts: of native kernels, whose tests are skipped, and of GGUF files."""
     native = set()
     for config in configs().values():
         family = _families()[config.model_type]
@@ -181,7 +179,7 @@ def _refused(tested: Mapping[Family, Mapping[str, object]]) -> set[tuple[Family,
 
 
 def page(written: str, items: Iterable[pytest.Item]) -> str | None:
-    """The page with a new table; None as for `table`."""
+    """Return the page with a new table; None as for `table`."""
     made = table(items)
     before, _, rest = written.partition(BEGIN)
     _, _, after = rest.partition(END)

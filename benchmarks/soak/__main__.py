@@ -1,16 +1,15 @@
-"""Does a server that is asked for more than it can, for hours, stay as it was?
+"""Stability of a server under hours of overload:
 `python -m benchmarks.soak --hours 1 [--json FILE] [--plot FILE.svg]`, or `make soak HOURS=1`.
 
-A thousand clients, each with a connection of its own, ask a server with the embedded model for all
-kinds of things and leave some of them; programs fork; the engine is killed now and then between a
-third and half of the time. The first engine's Python objects are counted, which takes memory
-itself; what malloc and the system say of engines is taken of those after it. Printed are the slopes
-of memory and hit rate with their standard errors (by least squares on means of a minute, without
-the first part of each process's life; the gateway's begin when the last engine has settled; memory
-at equal numbers of requests that wait, that run, and of sessions), what was asked, and what went
-wrong: answers that differ from those of the same question before, errors, engines that died by
-themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends with 1
-where something did.
+A thousand clients, each with its own connection, send a server with the embedded model all kinds of
+requests, and disconnect from some of these; programs fork; the engine is killed now and then
+between a third and half of the time. The first engine's Python objects are counted, which takes
+memory itself, so the memory of malloc and of the system is measured on later engines. Printed are
+the slopes of memory and hit rate with their standard errors (by least squares on means of a minute,
+without the first part of each process's life; the gateway's begin when the last engine has settled;
+memory at equal numbers of waiting requests, running requests and sessions), the requests, and the
+failures: answers that differ from earlier ones to the same question, errors, engines that died by
+themselves, broken invariants of tree and pool, memory that surely grew. A failure ends with 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A gateway process, and the engine that it starts, which tell what Python objects take there.
+"""A gateway process and its engine, which report the memory of Python objects.
 
-Both are the real ones. A thread in each writes every few seconds to a file of the process how much
-memory `tracemalloc` counts (in an engine: since its first request) and what the C library's malloc
-has handed out, and on demand by which lines it was taken; the engine checks every invariant of its
-tree and pool now and then, and writes what it found. Engines that start behind `no_more_tracing`
-are not traced: the tables of tracemalloc grow with what it has seen, and leave holes in the memory
-when they move.
+Both are the real ones. A thread in each writes every few seconds to a file how much memory
+`tracemalloc` counts (in an engine: since its first request) and how much the C library's malloc has
+handed out, and on request which lines of code hold the memory. The engine checks every invariant of
+its tree and pool now and then, and writes the result. Engines that start after `no_more_tracing`
+are not traced, because tracemalloc's tables grow, and leave holes in the memory when they move.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ EXTRACTION = (
     " [extract|return|write|build|produce|read|take|show|{x}] {f}[| as JSON| in JSON]",
     "{f}[| as JSON| in JSON|, JSON|: JSON please|, as an object]",
 )
-# What follows the words that no request of evaluation can be told from.
+# Beginnings that no request of evaluation can be distinguished from follow these words.
 ENDINGS = ("", ".", ".", ":", "!", " please.", ", please.", ", thanks.", ". No other text.")
 
 

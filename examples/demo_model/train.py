@@ -295,7 +295,7 @@ def build_optimizers(
 
 
 def train_step(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """The weighted loss of a batch; logits are computed only where something is learnt."""
+    """Return the weighted loss of a batch; logits are computed only where a target is."""
     with torch.autocast("cpu", torch.bfloat16):
         states = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
         states = states.flatten(0, 1).index_select(0, batch.positions)

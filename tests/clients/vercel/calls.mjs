@@ -1,4 +1,4 @@
-// What Vercel's `ai` gets of a server: `node calls.mjs URL` prints it as JSON, by name.
+// Calls of Vercel's `ai` to a server: `node calls.mjs URL` prints the results as JSON, by name.
 
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
