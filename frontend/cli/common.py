@@ -149,14 +149,13 @@ def served_model(
 
 @contextmanager
 def connected(model: str | None, url: str | None, api_key: str | None) -> Iterator[Any]:
-    """Connect to the backend at `url`, or start a runtime with `model` (default: the demo model).
-    The block's end closes the backend. Raises RootlaceError if there is none."""
+    """Connect to the backend at `url`, which may have several models, or start a runtime with
+    `model` (default: the demo model). The block's end closes the backend. Raises RootlaceError if
+    there is none."""
     import rootlace as rl
 
-    if model is not None and url is not None:
-        fail("give --model or --url, not both")
     if url is not None:
-        with closing(rl.RuntimeEndpoint(url, api_key=api_key or None)) as backend:
+        with closing(rl.RuntimeEndpoint(url, api_key or None, model=model or "")) as backend:
             yield backend
         return
     source, _ = served_model(model)

@@ -75,7 +75,9 @@ server_options = combined(
 
 backend_options = combined(
     click.option(
-        "--model", show_default="demo model", help="Model folder to start a runtime with."
+        "--model",
+        show_default="demo model",
+        help="Model folder to start a runtime with; with --url the name of a model there.",
     ),
     click.option("--url", help="Use a running server: http://, tcp:// or ipc://."),
     click.option("--api-key", help="The running server's key."),

@@ -204,6 +204,18 @@ def test_ctrl_c_stays_ctrl_c_wherever_it_comes() -> None:
             command._run(program, {}, None, stream=True)
 
 
+def test_a_model_of_a_server(served: Serve, programs: Path) -> None:
+    program = f"{programs}:greet"
+    with rl.RuntimeEndpoint(served.url) as endpoint:
+        name = endpoint.get_model_name()
+    assert _run(served, program, "--arg", "who=Ann", "--model", name).exit_code == 0
+    result = _run(served, program, "--arg", "who=Ann", "--model", "nobody")
+    assert (
+        result.exit_code == 1
+        and f"'nobody' does not exist; this server has '{name}'" in result.stderr
+    )
+
+
 def test_arguments() -> None:
     given = ["a=1", "b=x", 'c="1"', "d=[1,2]", "e=", "f=null", "g=k=v", "h=012", "i=12", "j=null"]
     annotations = {"a": int, "c": str, "h": str, "i": "str | None", "j": str | None}

@@ -138,7 +138,7 @@ def test_the_list_of_packaged_models_recommends_for_a_file_that_does_not(tmp_pat
     assert defaults_of(silent) == ({}, {})  # a file of this name, but not that model
     os.truncate(path, 98_362_432)
     values, origins = defaults_of(silent)
-    assert values == {"temperature": 0.2, "top_p": 0.9}
+    assert values == {"temperature": 0.7}
     assert origins == dict.fromkeys(values, "packaged.toml")
     assert defaults_of(silent, generation_config="none") == ({}, {})
     own: Any = SimpleNamespace(path=path, generation_config=lambda: ("own", {"top_k": 5}))
