@@ -148,8 +148,8 @@ class _Normalizer:
     ) -> None:
         me = weakref.proxy(self)  # a method would be a reference cycle with all objects made here
 
-        def empty(conjunction: Conjunction) -> bool:
-            return bool(me._empty(conjunction))
+        def empty(conjunction: Conjunction) -> str:
+            return str(me._empty(conjunction))
 
         self._cases = Cases(checked, satisfies, empty)
 
@@ -211,21 +211,20 @@ class _Normalizer:
         finally:
             self._open.discard(conjunction)
         if not shapes:
-            self._reasons[conjunction] = self._cases.dead.get(conjunction) or reason or "#"
+            self._reasons[conjunction] = self._cases.dead.get(conjunction) or reason
         self._known[conjunction] = shapes, notes
         return shapes, notes
 
-    def _empty(self, conjunction: Conjunction) -> bool:
-        """Return whether a conjunction is known to have no values."""
+    def _empty(self, conjunction: Conjunction) -> str:
+        """Return the place because of which a conjunction has no values; "" if none is known."""
         conjunction = _reduced(conjunction)
-        if not conjunction:
-            return False
-        if any(atom.located.schema is atom.negated for atom in conjunction):
-            return True
-        if conjunction in self._open or len(self._open) > MAX_PROBE:
-            return False
+        for atom in conjunction:
+            if atom.located.schema is atom.negated:
+                return atom.located.pointer
+        if not conjunction or conjunction in self._open or len(self._open) > MAX_PROBE:
+            return ""
         shapes, _ = self._shapes_of(conjunction)
-        return not shapes
+        return "" if shapes else self._reasons.get(conjunction) or conjunction[0].located.pointer
 
     # ------------------------------------------------------------ rendering
 

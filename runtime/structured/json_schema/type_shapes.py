@@ -237,13 +237,14 @@ Leaf = tuple[Located, dict[str, Any]]
 class Shapes:
     """Builder of shapes, for one schema.
 
-    `empty(conjunction)` returns whether nothing satisfies a conjunction. `shapes_of(conjunction)`
-    returns its shapes and the keywords that these lack. `satisfies` as in `Cases`.
+    `empty(conjunction)` returns the place because of which nothing satisfies a conjunction, or "".
+    `shapes_of(conjunction)` returns its shapes and the keywords that these lack. `satisfies` as in
+    `Cases`.
     """
 
     checked: CheckedSchema
     satisfies: Callable[[Located, Any], bool]
-    empty: Callable[[Conjunction], bool]
+    empty: Callable[[Conjunction], str]
     shapes_of: Callable[[Conjunction], tuple[list[Shape], set[Residual]]]
     reason: str = ""
     """Place in the schema because of which the last case has no shapes."""
@@ -597,12 +598,11 @@ class _Object(msgspec.Struct, frozen=True):
             notes.update(notes_of(leaves, "patternProperties"))
             found = {"|".join(f"(?:{pattern})" for pattern in found): _any(found)}
         for name in required:
-            if shapes.empty(properties[name]):
-                applied = properties[name]
-                if NEVER in applied:
+            if place := shapes.empty(properties[name]):
+                if NEVER in properties[name]:
                     shapes._none(leaves, "propertyNames")
                 else:
-                    shapes.reason = applied[0].located.pointer if applied else ""
+                    shapes.reason = place
                 return None
         more = not shapes.empty(additional) or any(not shapes.empty(c) for c in found.values())
         return _Object(properties, tuple(required), found, additional, more, least, most)

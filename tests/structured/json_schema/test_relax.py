@@ -151,7 +151,34 @@ def test_strict_names_the_users_own_keyword(negated: Any) -> None:
         ),
         (
             {"type": "object", "required": ["a"], "properties": {"a": {"enum": []}}},
-            "#/properties/a",
+            "#/properties/a/enum",
+        ),
+        # findings/smolagents_mcp_unions_are_texts.sh
+        (
+            {
+                "type": "object",
+                "required": ["a", "b"],
+                "properties": {
+                    "a": {},
+                    "b": {"oneOf": [{"type": "integer"}, {"type": "boolean"}], "type": "string"},
+                },
+            },
+            "#/properties/b/oneOf/0/type",
+        ),
+        (
+            {
+                "type": "object",
+                "required": ["a"],
+                "properties": {"a": {"$ref": "#/$defs/b"}},
+                "$defs": {
+                    "b": {
+                        "type": "object",
+                        "required": ["c"],
+                        "properties": {"c": {"enum": [1, 2], "type": "string"}},
+                    }
+                },
+            },
+            "#/$defs/b/properties/c/enum",
         ),
         ({"type": "array", "prefixItems": [True, False], "minItems": 2}, "#/minItems"),
         ({"anyOf": [{"type": "null", "const": 1}, False]}, "#/anyOf/0"),
