@@ -94,8 +94,8 @@ def chat(shape: Shape) -> list[Ask]:
             rng.lognormvariate(math.log(shape.input_tokens), 1.0), 8.0 * shape.input_tokens
         )
         answer = rng.lognormvariate(math.log(shape.output_tokens), 0.8)
-        most = min(max(round(answer), 1), 8 * shape.output_tokens)
-        asks.append(Ask(shape.text(tokens, "chat", number), most))
+        length = min(max(round(answer), 1), 8 * shape.output_tokens)
+        asks.append(Ask(shape.text(tokens, "chat", number), length))
     return asks
 
 
@@ -126,8 +126,8 @@ def of_trace(path: Path, shape: Shape, speed: float) -> list[Ask]:
         for block in trace.blocks[trace.starts[number] : trace.starts[number + 1]].tolist():
             parts.append(shape.text(min(left, trace.block_tokens), "block", block))
             left -= trace.block_tokens
-        most = max(int(trace.output_tokens[number]), 1)
-        asks.append(Ask(" ".join(parts), most, float(trace.arrivals[number]) / speed))
+        length = max(int(trace.output_tokens[number]), 1)
+        asks.append(Ask(" ".join(parts), length, float(trace.arrivals[number]) / speed))
     return asks
 
 

@@ -99,35 +99,35 @@ def _message(answer: bytes) -> str:
 # Model --------------------------------------------------------------------------------------------
 
 
-def described_model(given: str) -> str:
-    """Return the path of the model folder or GGUF file `given`. Raises RootlaceError if none."""
+def described_model(model: str) -> str:
+    """Return the path of the model folder or GGUF file `model`. Raises RootlaceError if none."""
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import model_source
     from rootlace.runtime.model.hub.local import local_model
 
-    source = model_source(local_model(given, weights=False))
+    source = model_source(local_model(model, weights=False))
     check_config(source, ignored=None)
     return str(source.path.absolute())
 
 
 def draft_model(
-    given: str, allow_pickle: bool = False, ignored: Collection[str] = (), *, weights: bool = True
+    model: str, allow_pickle: bool = False, ignored: Collection[str] = (), *, weights: bool = True
 ) -> str:
-    """Return the path of the draft model or head `given`. Raises RootlaceError if it is none, or
+    """Return the path of the draft model or head `model`. Raises RootlaceError if it is none, or
     with `weights` cannot be served. A head is checked with its model."""
     from rootlace.runtime.model.hub.local import local_model
     from rootlace.runtime.model.options import names_head
 
-    path = local_model(given, weights=weights, allow_pickle=allow_pickle)
+    path = local_model(model, weights=weights, allow_pickle=allow_pickle)
     if names_head(path):
         return str(Path(path).expanduser().absolute())
     if not weights:
-        return described_model(given)
-    return str(served_model(given, allow_pickle, ignored)[0].path.absolute())
+        return described_model(model)
+    return str(served_model(model, allow_pickle, ignored)[0].path.absolute())
 
 
 def served_model(
-    given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
+    model: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
 ) -> tuple[ModelSource, ModelConfig | None]:
     """Return the source of a model (None: the demo model), and its config if read without torch.
     Raises RootlaceError if it is none or cannot be served."""
@@ -137,7 +137,7 @@ def served_model(
     from rootlace.runtime.model.hub.local import local_model
 
     try:
-        named = str(demo_model()) if given is None else given
+        named = str(demo_model()) if model is None else model
     except FileNotFoundError as error:
         fail(str(error))
     source = servable_source(local_model(named, allow_pickle=allow_pickle), allow_pickle)

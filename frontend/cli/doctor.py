@@ -86,44 +86,44 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
     from rootlace.client.runtime import Runtime, first_uses, generate_once
     from rootlace.language.expressions import gen
 
-    found: dict[str, list[Part]] = {}
-    asked = {"start": gen(), "schema": gen(json_schema={"type": "object"})}
+    parts_at: dict[str, list[Part]] = {}
+    requests = {"start": gen(), "schema": gen(json_schema={"type": "object"})}
     try:
         with Runtime(model, http_port=0, **options) as runtime:
             gateway = psutil.Process(runtime.pid)
-            for when, expression in asked.items():
+            for when, expression in requests.items():
                 generate_once(runtime.connect(), first_uses(expression))
                 time.sleep(IDLE_SECONDS)
                 parts = account(gateway.pid, "gateway", model)
                 for number, child in enumerate(gateway.children(recursive=True)):
                     parts += account(child.pid, "engine" if not number else "other", model)
-                found[when] = parts
+                parts_at[when] = parts
         modules = imported()
     except OSError as error:
         fail(str(error))
     if as_json:
         known = {"modules_imported": modules}
-        click.echo(json.dumps(known | msgspec.to_builtins(found), indent=1))
+        click.echo(json.dumps(known | msgspec.to_builtins(parts_at), indent=1))
         return
     names = ("process", "what", "at start", "after a schema", "of files")
     table = Table(title="Resident memory, MB", box=None, title_justify="left")
     for name in names:
         table.add_column(name, justify="left" if name in names[:2] else "right")
-    begin = {(part.process, part.what): part.resident for part in found["start"]}
-    for process in dict.fromkeys(part.process for part in found["schema"]):
-        own = [
+    begin = {(part.process, part.what): part.resident for part in parts_at["start"]}
+    for process in dict.fromkeys(part.process for part in parts_at["schema"]):
+        process_parts = [
             (part.what, (begin.get((process, part.what), 0), part.resident, part.shared))
-            for part in found["schema"]
+            for part in parts_at["schema"]
             if part.process == process
         ]
-        for what, sizes in own:
+        for what, sizes in process_parts:
             if sizes[1] >= LEAST_SHOWN:
                 table.add_row(process, what, *map(_mb, sizes))
             if what == HEAP and process == "engine":
                 rest = [size - modules for size in sizes[:2]]
                 table.add_row("", "  of it Python and modules", *[_mb(modules)] * 2)
                 table.add_row("", "  of it vocabulary, constraints, buffers", *map(_mb, rest))
-        whole = [[sizes[at] for _, sizes in own] for at in range(3)]
+        whole = [[sizes[at] for _, sizes in process_parts] for at in range(3)]
         small = [sum(one for one in column if one < LEAST_SHOWN) for column in whole]
         table.add_row(process, "other", *map(_mb, small[:2]))
         table.add_row(process, "all", *map(_mb, map(sum, whole)), style="bold")
@@ -179,16 +179,16 @@ def _add_machine(table: Table, machine: Machine) -> None:
     _add(table, "instructions", ", ".join(one.name for one in processor.has) or "unknown")
     cores = machine.cores
     threads = sum(len(core.threads) for core in cores.all)
-    found = f"{len(cores.all)} for this process"
+    text = f"{len(cores.all)} for this process"
     if threads > len(cores.all):
-        found += f", with {threads} hardware threads"
+        text += f", with {threads} hardware threads"
     small = sum(core.small for core in cores.all)
     if small:
-        found += f", {small} of them small"
+        text += f", {small} of them small"
     nodes = Counter(core.node for core in cores.all)
     if len(nodes) > 1:
-        found += f", on {len(nodes)} NUMA nodes"
-    _add(table, "cores", found)
+        text += f", on {len(nodes)} NUMA nodes"
+    _add(table, "cores", text)
     if cores.quota is not None:
         _add(table, "quota", f"{cores.quota:g} cores' time")
     _add(table, "memory", _memory(machine.memory_total, machine.memory_available))
@@ -345,8 +345,8 @@ def _mappings(pid: int) -> Iterator[tuple[str, int, int, int, frozenset[str]]]:
     each mapping."""
     name, size, held, anonymous = "", 0, 0, 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if found := _MAPPING.match(line):
-            name, size = found[3], int(found[2], 16) - int(found[1], 16)
+        if match := _MAPPING.match(line):
+            name, size = match[3], int(match[2], 16) - int(match[1], 16)
         elif line.startswith("Rss:"):
             held = 1024 * int(line.split()[1])
         elif line.startswith("Anonymous:"):
@@ -398,20 +398,20 @@ def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
         deleted = delete_packed_models(weight_cache)
         click.echo(f"{_gib(deleted)} of packed weights deleted")
         return
-    found, free = cached_models()
+    files, free = cached_models()
     packed = packed_models(weight_cache)
     packaged = [PackagedFile(name, model) for name, model in packaged_models().items()]
     if as_json:
-        told = {
+        report = {
             "free": free,
-            "models": [msgspec.structs.asdict(one) for one in found],
+            "models": [msgspec.structs.asdict(one) for one in files],
             "packaged": [_told(one) for one in packaged],
             "packed": [msgspec.structs.asdict(one) for one in packed],
         }
-        click.echo(json.dumps(told, indent=1))
+        click.echo(json.dumps(report, indent=1))
         return
-    if found:
-        _show_models(found, free)
+    if files:
+        _show_models(files, free)
     else:
         click.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
     _show_packaged(packaged)
@@ -443,7 +443,7 @@ def get(name: str) -> None:
     click.echo(PackagedFile(name, known[name]).fetch())
 
 
-def _show_models(found: list[CachedModel], free: int) -> None:
+def _show_models(files: list[CachedModel], free: int) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -455,7 +455,7 @@ def _show_models(found: list[CachedModel], free: int) -> None:
     for column in ("weights", "context", "needs"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("fits here", overflow="fold")
-    for one in found:
+    for one in files:
         fits = "yes" if one.fits else f"no, {_gib((one.needs or 0) - free)} too much"
         table.add_row(
             Text(one.name),

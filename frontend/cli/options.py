@@ -31,10 +31,10 @@ class FloatRange(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if isnan(found):
+        number = super().convert(value, param, ctx)
+        if isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
-        return found
+        return number
 
 
 class Size(click.ParamType[int]):
@@ -132,8 +132,8 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
     from rootlace.evaluation.task import Document
 
     document = Document(path, "must hold options and their values, such as port: 30000")
-    given = document.content
-    models = given.pop(MODELS, None)
+    content = document.content
+    models = content.pop(MODELS, None)
     if models is not None:
         if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
             fail(f"{path}: {MODELS} must name several models, such as {{a: FOLDER, b: FOLDER}}")
@@ -146,7 +146,7 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
         if option.startswith("--")
     }
     defaults: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in content.items():
         name = str(key).removeprefix("--").replace("_", "-")
         if name not in known:
             close = difflib.get_close_matches(name, [*known, MODELS], 1)
@@ -173,16 +173,16 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
 def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
     """Add the options of `config` to a command that takes `**options`. `defaults`: the command's
     defaults that differ from the configuration's."""
-    found = [each for each in settings(config) if each.option.help]
-    return combined(*[_option(each, defaults.get(each.keyword, each.default)) for each in found])
+    shown = [each for each in settings(config) if each.option.help]
+    return combined(*[_option(each, defaults.get(each.keyword, each.default)) for each in shown])
 
 
-def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values `given` to the command for `config`, by keyword."""
+def chosen(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `values` given to the command for `config`, by keyword."""
     return {
         setting.keyword: not value if _turns_off(setting) else value
         for setting in settings(config)
-        if (value := given.get(setting.keyword)) is not None
+        if (value := values.get(setting.keyword)) is not None
     }
 
 

@@ -90,11 +90,11 @@ def run(
             fail(describe(error, Path(inspect.getfile(sys.modules[program.__module__]))))
 
 
-def parse_arguments(given: Iterable[str], annotations: Mapping[str, Any]) -> dict[str, Any]:
+def parse_arguments(items: Iterable[str], annotations: Mapping[str, Any]) -> dict[str, Any]:
     """Parse `name=value` pairs; a value is JSON if it parses, otherwise a string. For a parameter
     that `annotations` call a string, `12345` is a string, too."""
     arguments: dict[str, Any] = {}
-    for item in given:
+    for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name.isidentifier():
             fail(f"--arg {item}: write it as name=value")
@@ -459,22 +459,22 @@ def evaluate(
         "shots.seed": seed,
         "limit": limit,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
+    changed = {name: value for name, value in changes.items() if value is not None}
     from rootlace.evaluation.run import read_results
 
     try:
         other = None if compare is None else read_results(compare)
-        planned = [(name, _task(name, given)) for name in tasks]
+        planned = [(name, _task(name, changed)) for name in tasks]
         ended = [(Path(name), read_results(Path(name))) for name, task in planned if task is None]
-        asked = [task for _, task in planned if task is not None]
-        if asked:
+        valid = [task for _, task in planned if task is not None]
+        if valid:
             with ExitStack() as stack:
                 backend = stack.enter_context(connected(**backend_at))
                 judge = backend
                 if judge_url is not None:
                     key = backend_at["api_key"]
                     judge = stack.enter_context(connected(None, judge_url, key))
-                ended += [_run_task(task, backend, judge, output, concurrency) for task in asked]
+                ended += [_run_task(task, backend, judge, output, concurrency) for task in valid]
         _report(ended, other, compare)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the same command goes on where it was", err=True)

@@ -112,12 +112,12 @@ def lint(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -
 def pins(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -> None:
     """List the pinned prompts, those that expire soonest first."""
     query = urllib.parse.urlencode({} if cache_salt is None else {"namespace": cache_salt})
-    found = ask(url, f"/cache/pins?{query}", api_key)["pins"]
+    pinned = ask(url, f"/cache/pins?{query}", api_key)["pins"]
     if as_json:
-        click.echo(json.dumps(found, indent=1, ensure_ascii=False))
-    elif not found:
+        click.echo(json.dumps(pinned, indent=1, ensure_ascii=False))
+    elif not pinned:
         click.echo("Nothing is pinned.")
-    for pin in [] if as_json else found:
+    for pin in [] if as_json else pinned:
         names = "".join(f"  {name} {pin[name]!r}" for name in ("namespace", "adapter") if pin[name])
         left = f"{pin['seconds_left']:,.0f} s left"
         click.echo(f"{pin['tokens']:>10,} tokens  {left}  {pin['id']}{names}")
@@ -141,12 +141,12 @@ def _read(file: str) -> str:
 def _body(text: str) -> dict[str, Any]:
     """Return the body to explain: a saved completion or chat completion, or a text as prompt."""
     try:
-        given = json.loads(text)
+        body = json.loads(text)
     except ValueError:
         return {"prompt": text}
-    if not isinstance(given, dict):
+    if not isinstance(body, dict):
         return {"prompt": text}
-    return given
+    return body
 
 
 def _is_rendered(prompt: str, template: str) -> bool:
@@ -338,13 +338,13 @@ def _since(
     """Return each engine's counters, now and before. A restarted engine counts from 0; an engine
     that did not answer the last time is left out."""
     before = {one["replica"]: one for one in last.get("replicas", [{**last, "replica": 0}])}
-    found = []
+    pairs = []
     for one in now.get("replicas", [{**now, "replica": 0}]):
         was = before.get(one["replica"], {})
         if one.get("up", True) and was.get("up", True):
             restarted = one.get("computed_tokens", 0) < was.get("computed_tokens", 0)
-            found.append((one, {} if restarted else was))
-    return found
+            pairs.append((one, {} if restarted else was))
+    return pairs
 
 
 def _of_replica(counters: dict[str, Any]) -> str:
@@ -425,7 +425,7 @@ def bench(
         fail(str(error))
     except OSError as error:
         fail(f"{trace}: {error.strerror or error}")
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "url": server.url,
         "model": model,
@@ -438,19 +438,19 @@ def bench(
         "rootlace": metadata.version("rootlace"),
     }
     if trace is not None:  # which says when requests come, and how long they are
-        asked["speed"] = speed
-        del asked["input"], asked["output"]
+        settings["speed"] = speed
+        del settings["input"], settings["output"]
     else:
-        asked["rate"] = rate
+        settings["rate"] = rate
     if trace is None and load == "shared":
-        asked |= {"prefix": shape.prefix, "groups": shape.groups}
-    found = bench_load.Figures.of(_sent(server, asks, concurrency), asked)
-    _print_figures(found)
+        settings |= {"prefix": shape.prefix, "groups": shape.groups}
+    figures = bench_load.Figures.of(_sent(server, asks, concurrency), settings)
+    _print_figures(figures)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+        json_file.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
     if html_file is not None:
-        html_file.write_text(bench_load.page(found))
-    if found.errors:
+        html_file.write_text(bench_load.page(figures))
+    if figures.errors:
         sys.exit(1)
 
 
@@ -467,22 +467,22 @@ def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore
         return asyncio.run(send_all(server, asks, concurrency, lambda: progress.advance(task)))
 
 
-def _print_figures(found: Figures) -> None:
+def _print_figures(figures: Figures) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    title = Text(f"{found.asked['model']} at {found.asked['url']}\n{found.terms()}")
+    title = Text(f"{figures.asked['model']} at {figures.asked['url']}\n{figures.terms()}")
     table = Table(box=SIMPLE, title=title, title_justify="left")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p99", "most"):
         table.add_column(name, justify="right")
-    for name, spread in found.spreads.items():
+    for name, spread in figures.spreads.items():
         table.add_row(name, *(f"{1000 * value:,.1f}" for value in spread))
     console.print(table)
-    for name, value in found.rates.items():
+    for name, value in figures.rates.items():
         console.print(f"  {name:<28}{value:>12,.2f}")
-    for error, count in found.errors.items():
+    for error, count in figures.errors.items():
         console.print(f"  {count} x {error}", style="red")

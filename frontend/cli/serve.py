@@ -84,9 +84,9 @@ def serve(
     program_address = settings.pop("program_address", None) or _next_to(host, port)
     check_runtime()
     _check_port(host, port, "--port")
-    found = _TCP.fullmatch(program_address)
-    if found is not None:
-        _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
+    match = _TCP.fullmatch(program_address)
+    if match is not None:
+        _check_port(match["host"].strip("[]"), int(match["port"]), "--program-address")
     configs: list[RuntimeConfig] = []
     sources: list[ModelSource] = []
     models = _named(model or [model_option])
@@ -94,23 +94,23 @@ def serve(
     keys = [key for some in settings["ignore_config_keys"] for key in some.split(",")]
     settings = {**settings, "ignore_config_keys": keys}
     sampling = [one for some in settings["default_sampling"] for one in some.split(",")]
-    for name, given in models:
+    for name, path in models:
         own = settings if name is None else {**settings, "served_name": name}
         # Settings that begin with a model's name are for this model alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        configs.append(_config(given, program_address, own, keys, sources))
+        configs.append(_config(path, program_address, own, keys, sources))
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         click.echo(f"warning: listening on {host} without an API key", err=True)
-    if found is not None and found["host"].strip("[]") not in _LOOPBACK and not first.program_key:
+    if match is not None and match["host"].strip("[]") not in _LOOPBACK and not first.program_key:
         warning = "warning: programs' connections are not encrypted: see --program-key"
         click.echo(warning, err=True)
     _serve_until_signal(configs, sources)
 
 
 def _config(
-    given: str | None,
+    model: str | None,
     program_address: str,
     settings: dict[str, Any],
     ignored: list[str],
@@ -122,12 +122,12 @@ def _config(
     from rootlace.runtime.model.options import check_options
 
     pickles = settings.get("allow_pickle", False)
-    source, read = served_model(given, pickles, ignored)  # downloads
+    source, read = served_model(model, pickles, ignored)  # downloads
     if settings.get("draft_model"):
         drafting = draft_model(settings["draft_model"], pickles, ignored)
         settings = {**settings, "draft_model": drafting}
     try:
-        called = "" if given is None else known_name(given)
+        called = "" if model is None else known_name(model)
         stated = runtime_config(str(source.path.absolute()), program_address, settings, called)
         made = msgspec.convert(stated, RuntimeConfig)
         if read is not None:
@@ -138,21 +138,21 @@ def _config(
     return made
 
 
-def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
+def _named(values: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
     """Return names and models; end the command unless several models have distinct names."""
-    found: list[tuple[str | None, str | None]] = []
-    for one in given:
+    pairs: list[tuple[str | None, str | None]] = []
+    for one in values:
         name, equals, model = (one or "").partition("=")
         named = bool(equals) and "/" not in name and not Path(one or "").exists()
-        found.append((name, model) if named else (None, one))
-    names = [name for name, _ in found]
-    if len(found) > 1 and (None in names or len({*names}) < len(names) or "" in names):
+        pairs.append((name, model) if named else (None, one))
+    names = [name for name, _ in pairs]
+    if len(pairs) > 1 and (None in names or len({*names}) < len(names) or "" in names):
         fail("of several models each needs a name of its own: rootlace serve a=MODEL b=MODEL")
     if "default" in names[1:]:
         fail("only the first model may be named default: whoever asks for that gets the first")
     if any(name and ":" in name for name in names):
         fail("a model's name holds no colon: what follows one is an adapter's")
-    return found
+    return pairs
 
 
 def _next_to(host: str, port: int) -> str:
@@ -175,10 +175,10 @@ def _read_key(path: Path) -> str:
 def _check_port(host: str, port: int, option: str) -> None:
     """Check now that the port is free, before the model is loaded."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         fail(f"cannot listen on {host}: {error.strerror or error}")
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = addresses[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

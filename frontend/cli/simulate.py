@@ -35,11 +35,11 @@ def print_wide(console: Any, table: Any) -> None:
     console.print(table)
 
 
-def routers_of(given: Sequence[str]) -> list[str]:
+def routers_of(values: Sequence[str]) -> list[str]:
     """Return the router names of `--router`; end the command for an unknown one."""
     from rootlace.runtime.simulation.cluster import ROUTINGS
 
-    names = [name.strip() for part in given for name in part.split(",")]
+    names = [name.strip() for part in values for name in part.split(",")]
     for name in names:
         if name not in ROUTINGS and name != "all":
             fail(f"--router {name}: there is no such router; there are {', '.join(ROUTINGS)}, all")
@@ -47,22 +47,22 @@ def routers_of(given: Sequence[str]) -> list[str]:
 
 
 def apart_of(
-    given: str | None, replicas: int, least_tokens: int, link: str, token_bytes: int
+    value: str | None, replicas: int, least_tokens: int, link: str, token_bytes: int
 ) -> list[Any]:
     """Return None (no disaggregation) and the splits of `--disaggregate` and its options. Ends the
     command for an impossible split."""
-    if given is None:
+    if value is None:
         return [None]
     if replicas == 1:
         fail("--disaggregate divides several replicas: give --replicas")
     from rootlace.runtime.simulation.cluster import Apart, Link
 
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?::(\d+(?:\.\d+)?))?", link, re.ASCII)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?::(\d+(?:\.\d+)?))?", link, re.ASCII)
+    if match is None or not float(match[1]):
         fail(f"--link {link}: write GB/s, or GB/s and milliseconds as 50:1")
-    over = Link(1e9 * float(found[1]), float(found[2] or 0) / 1000, token_bytes)
+    over = Link(1e9 * float(match[1]), float(match[2] or 0) / 1000, token_bytes)
     aparts: list[Any] = [None]
-    for part in given.split(","):
+    for part in value.split(","):
         count = int(part) if part.strip().isdecimal() else 0
         if not 0 < count < replicas:
             fail(f"--disaggregate {part.strip()}: from 1 to {replicas - 1} of the --replicas")
@@ -74,24 +74,24 @@ def below_of(host: str | None, disk: str | None, token_bytes: int) -> tuple[Any,
     """Parse `--host` and `--disk`. Ends the command for a malformed value."""
     from rootlace.runtime.simulation.engine import Below
 
-    found = []
-    for name, given in (("host", host), ("disk", disk)):
-        if given is None:
+    levels = []
+    for name, value in (("host", host), ("disk", disk)):
+        if value is None:
             continue
-        tokens, _, speed = given.partition(":")
+        tokens, _, speed = value.partition(":")
         if not re.fullmatch(r"\d+(\.\d+)?", speed, re.ASCII) or not float(speed):
-            fail(f"--{name} {given}: write tokens and GB/s, as 4M:2.5")
+            fail(f"--{name} {value}: write tokens and GB/s, as 4M:2.5")
         (size,) = sizes_of(f"--{name}", tokens)
-        found.append(Below(name, size, token_bytes / (1e9 * float(speed))))
-    return tuple(found)
+        levels.append(Below(name, size, token_bytes / (1e9 * float(speed))))
+    return tuple(levels)
 
 
 def sizes_of(option: str, text: str) -> list[int]:
     """Parse an option's sizes in tokens, and sort them; end the command for a wrong size."""
     sizes = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
-        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
         if size < 1:
             fail(f"{option} {text}: {part.strip()!r} is no size; write 500k, 1M or 2000000")
         sizes.append(size)
@@ -333,8 +333,8 @@ def simulate(
         if "all" in wanted:
             named = {each.name: each for each in all_policies()} | named
         workload = Workload(read_trace(trace), Load(**load))
-        given = sizes_of("--cache-tokens", cache_tokens) if cache_tokens else []
-        sizes = given or default_sizes(workload)
+        chosen = sizes_of("--cache-tokens", cache_tokens) if cache_tokens else []
+        sizes = chosen or default_sizes(workload)
         model = read_cost(cost or DEFAULT_COST)
         if replicas > 1:
             machines = [Machine(size, model, max_running, below) for size in sizes]
@@ -423,23 +423,23 @@ def _replay_texts(file: Path) -> list[dict[str, Any]]:
     from rootlace.runtime.simulation.trace import DRAFT_PRICES, read_recorded, replay_texts
 
     texts = read_recorded(file)
-    found = [
+    results = [
         replay_texts(texts, price)
         for price in track(DRAFT_PRICES, "prices", transient=True, console=Console(stderr=True))
     ]
-    sources = [name for name in found[0].right if any(one.right[name] for one in found)]
+    sources = [name for name in results[0].right if any(one.right[name] for one in results)]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("price", "times as fast", "steps", *sources, "wrong"):
         table.add_column(title, justify="right", no_wrap=True)
-    for one in found:
+    for one in results:
         counts = (*(one.right[name] for name in sources), sum(one.wrong.values()))
         cells = (f"{count / max(one.tokens, 1):.1%}" for count in counts)
         table.add_row(f"{one.price:g}", f"{one.speedup:.2f}", f"{one.steps:,}", *cells)
     console = Console(highlight=False)
-    console.print(f"{len(texts):,} requests, {found[0].tokens:,} output tokens", markup=False)
+    console.print(f"{len(texts):,} requests, {results[0].tokens:,} output tokens", markup=False)
     print_wide(console, table)
     console.print("price: of a drafted token, in steps of one row; shares: of the output tokens")
-    return [asdict(one) for one in found]
+    return [asdict(one) for one in results]
 
 
 def _show(study: Study) -> None:

@@ -316,7 +316,7 @@ class Connection:
         self.address = address
         self.counters = Counters()
         self._api_key = api_key
-        self._asked = model
+        self._hello_model = model
         self._ping_interval = ping_interval
         self._timeout = timeout
         self._patience = patience
@@ -458,7 +458,7 @@ class Connection:
             version=protocol.PROTOCOL_VERSION,
             api_key=self._api_key,
             client=f"rootlace-python pid {os.getpid()}",
-            model=self._asked,
+            model=self._hello_model,
             session=self._session,
             heard=None if again is None else again.heard,
             chunks=() if again is None else again.chunks(),

@@ -163,13 +163,13 @@ def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
 def vectors_of(event: protocol.Event) -> list[list[float]]:
     """Return the vectors of an answer."""
     assert isinstance(event, protocol.Embedded)
-    found = []
+    vectors = []
     for data in event.vectors:
         numbers = array.array("f", data)
         if sys.byteorder == "big":
             numbers.byteswap()
-        found.append(numbers.tolist())
-    return found
+        vectors.append(numbers.tolist())
+    return vectors
 
 
 # Endpoint -----------------------------------------------------------------------------------------

@@ -163,16 +163,16 @@ class GatewayProcess:
 
 def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]) -> None:
     """Pass on the first line that is a JSON object, then read on to keep the pipe empty."""
-    found = False
+    is_ready = False
     for line in output:
-        if found or not line.startswith("{"):
+        if is_ready or not line.startswith("{"):
             continue
         try:
             lines.put(json.loads(line))
-            found = True
+            is_ready = True
         except ValueError:
             continue
-    if not found:
+    if not is_ready:
         lines.put(None)
 
 
@@ -186,19 +186,19 @@ _TOKENS = 8
 
 def first_uses(what: Expression) -> list[Gen]:
     """Return each `gen` in an expression. Raises TypeError for one without any."""
-    found = [item for item in items(what) if isinstance(item, Gen)]
-    if not found:
+    uses = [item for item in items(what) if isinstance(item, Gen)]
+    if not uses:
         raise TypeError("warm_up takes True or an expression with a gen(...)")
-    return found
+    return uses
 
 
-def generate_once(connection: Channel, asked: Sequence[Gen]) -> None:
+def generate_once(connection: Channel, gens: Sequence[Gen]) -> None:
     """Generate a few tokens for each `gen`. Raises the runtime's typed errors."""
     answers = []
-    for each in asked:
+    for each in gens:
         options = {"temperature": 0.0, **each.options, "max_tokens": _TOKENS, "min_tokens": 0}
-        found = sampling.resolve({}, options)
-        generate = partial(protocol.Generate, params=found.params, constraint=found.constraint)
+        chosen = sampling.resolve({}, options)
+        generate = partial(protocol.Generate, params=chosen.params, constraint=chosen.constraint)
         branch, sent = compute(connection, [Text("Hello")], last=generate)
         close(connection, branch)
         answers += sent

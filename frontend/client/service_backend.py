@@ -136,13 +136,13 @@ def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[st
 
 def read_branch(parts: Sequence[protocol.Part]) -> tuple[list[Message], str]:
     """Return the messages in a branch, and the role of the last one if it is still open."""
-    found: list[Message] = []
+    messages: list[Message] = []
     opened = outside = ""
     for part in parts:
         if isinstance(part, protocol.Image):
             if not opened:
                 raise InvalidRequest("an image stands in a message")
-            found[-1].content.append(part)
+            messages[-1].content.append(part)
             continue
         if not isinstance(part, protocol.Text):
             raise InvalidRequest("token ids mean nothing to this server")
@@ -151,14 +151,14 @@ def read_branch(parts: Sequence[protocol.Part]) -> tuple[list[Message], str]:
             if index % 2:
                 opened = "" if piece == "end" else piece
                 if opened:
-                    found.append(Message(opened))
+                    messages.append(Message(opened))
             elif opened:
-                found[-1].content += [piece] if piece else []
+                messages[-1].content += [piece] if piece else []
             else:
                 outside += piece
-    if found and outside.strip():
+    if messages and outside.strip():
         raise InvalidRequest(f"text outside of messages cannot be sent: {outside!r}")
-    return found, opened
+    return messages, opened
 
 
 def written(
@@ -329,7 +329,7 @@ class ServiceBackend(RuntimeEndpoint):
         self._emulate = frozenset(emulate)
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=f"rootlace {url}")
-        self._asked: dict[int, Future[AnswerEvent]] = {}
+        self._answers: dict[int, Future[AnswerEvent]] = {}
         info = protocol.ModelInfo(model, url, 1 << 31, 0, 1 << 31, 1, CHAT, images=True)
         self._closed = False
         self._channel = LocalChannel(info, self._answer, check=_check)
@@ -352,28 +352,28 @@ class ServiceBackend(RuntimeEndpoint):
     # ------------------------------------------------------------ asking
 
     def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event] | None:
-        asked = self._asked.get(op.op)
-        if asked is None:
+        answer = self._answers.get(op.op)
+        if answer is None:
             work = self._work(branch, op)
             try:
-                asked = self._pool.submit(work)
+                answer = self._pool.submit(work)
             except RuntimeError:
                 if not self._closed:
                     raise
                 raise self._gone() from None
-            self._asked[op.op] = asked
+            self._answers[op.op] = answer
 
             def done(_: object) -> None:
                 if branch.broken:
-                    self._asked.pop(op.op, None)
+                    self._answers.pop(op.op, None)
                 self._channel.wake()
 
-            asked.add_done_callback(done)
+            answer.add_done_callback(done)
             return None
-        if not asked.done():
+        if not answer.done():
             return None
         try:
-            return [self._asked.pop(op.op).result()]
+            return [self._answers.pop(op.op).result()]
         except CancelledError:  # closed before a thread took the work
             raise self._gone() from None
 
@@ -408,8 +408,8 @@ class ServiceBackend(RuntimeEndpoint):
             return lambda: self._matching(request, op, pattern)
         if schema is not None and not request.messages:
             raise InvalidRequest("a constraint can be asked for in an assistant's message only")
-        asked = replace(request, schema=schema, stream=op.stream)
-        return lambda: self._generate(asked, op)
+        sent = replace(request, schema=schema, stream=op.stream)
+        return lambda: self._generate(sent, op)
 
     def _request(
         self, branch: BranchText, timeout: float | None, params: protocol.SamplingParams

@@ -163,7 +163,7 @@ class AnthropicBackend(ServiceBackend):
         super().__init__(self._http.url, model, emulate, concurrency, timeout)
 
     def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
-        told = [each for each in request.messages if each.role != "system"]
+        messages = [each for each in request.messages if each.role != "system"]
         system = "\n\n".join(each.text for each in request.messages if each.role == "system")
         options = options_of(request.params, self._abilities)
         if options.get("top_k", 1) <= 0:
@@ -171,7 +171,7 @@ class AnthropicBackend(ServiceBackend):
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.params.max_tokens or _MOST,
-            "messages": written(told, _block),
+            "messages": written(messages, _block),
             **options,
             "stream": request.stream,
         }
@@ -194,9 +194,9 @@ def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
     """Add the contents of a message, or of an event of its stream."""
     kind = event["type"]
     (sample,) = reply.samples
-    told = event["message"] if kind == "message_start" else event
+    source = event["message"] if kind == "message_start" else event
     if kind in ("message", "message_start", "message_delta"):
-        reply.usage = _usage(told.get("usage") or {}, reply.usage)
+        reply.usage = _usage(source.get("usage") or {}, reply.usage)
     texts: list[str] = []
     if kind == "message":
         texts = [block["text"] for block in event["content"] if block["type"] == "text"]
@@ -211,19 +211,19 @@ def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
         sample.finish = "length" if reason == "max_tokens" else "stop"
 
 
-def _usage(told: Mapping[str, Any], before: protocol.Usage) -> protocol.Usage:
+def _usage(usage: Mapping[str, Any], before: protocol.Usage) -> protocol.Usage:
     """Update counts, some of which later events repeat. Input tokens there exclude cached ones."""
-    cached = told.get("cache_read_input_tokens")
-    if told.get("input_tokens") is None:
+    cached = usage.get("cache_read_input_tokens")
+    if usage.get("input_tokens") is None:
         prompt, cached = before.prompt_tokens, before.cached_tokens
     else:
         cached = cached or 0
-        written = told.get("cache_creation_input_tokens") or 0
-        prompt = told["input_tokens"] + cached + written
+        written = usage.get("cache_creation_input_tokens") or 0
+        prompt = usage["input_tokens"] + cached + written
     return protocol.Usage(
         prompt_tokens=prompt,
         cached_tokens=cached,
-        completion_tokens=told.get("output_tokens") or before.completion_tokens,
+        completion_tokens=usage.get("output_tokens") or before.completion_tokens,
     )
 
 
@@ -281,7 +281,7 @@ class LiteLLMBackend(ServiceBackend):
         super().__init__("litellm", model, emulate, concurrency, timeout)
 
     def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
-        asked = {
+        options = {
             **self._options,
             **openai_body(request, self._abilities),
             "messages": written(request.messages, openai_image),
@@ -289,7 +289,7 @@ class LiteLLMBackend(ServiceBackend):
         }
         reply = Reply([Sample() for _ in range(request.params.n)])
         try:
-            answer = self._complete(**asked)
+            answer = self._complete(**options)
             for event in answer if request.stream else (answer,):
                 take_openai(event.model_dump(), reply, tell)
         except Exception as error:

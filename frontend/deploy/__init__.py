@@ -40,9 +40,9 @@ class ByQueueAndKV:
         self._kv = kv
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        found = context.aggregated_metrics or {}
+        metrics = context.aggregated_metrics or {}
         current = max(context.target_num_replicas, 1)
-        return self.wanted(current, found.get("waiting", {}), found.get("kv", {})), {}
+        return self.wanted(current, metrics.get("waiting", {}), metrics.get("kv", {})), {}
 
     def wanted(self, current: int, waiting: Mapping[Any, float], kv: Mapping[Any, float]) -> int:
         """Return the wanted number of engines, from each engine's waiting requests and used
@@ -120,7 +120,7 @@ def app(
     Raises TypeError for an unknown option, InvalidRequest naming the argument for a wrong value,
     ImportError without Ray.
     """
-    given = _checked(
+    checked = _checked(
         {
             "model": model,
             "replicas": (replicas, replicas) if isinstance(replicas, int | float) else replicas,
@@ -134,14 +134,14 @@ def app(
         },
         _Arguments,
     )
-    least, most = given.replicas
+    least, most = checked.replicas
     if least > most:
         raise InvalidRequest(f"replicas: from {least} to {most}")
     if gpus > 1 and gpus % 1:
         raise InvalidRequest(f"gpus: a part of one, or whole ones, not {gpus}")
-    if twice := sorted(_OURS & given.autoscaling.keys()):
+    if twice := sorted(_OURS & checked.autoscaling.keys()):
         raise InvalidRequest(f"autoscaling: {twice[0]} follows from `replicas`, `waiting` and `kv`")
-    if least == most and given.autoscaling:
+    if least == most and checked.autoscaling:
         raise InvalidRequest(f"autoscaling: replicas is {most}, not from so many to so many")
     if refused := sorted(_NOT_HERE.keys() & options.keys()):
         raise InvalidRequest(f"{refused[0]}: not on a Ray cluster: {_NOT_HERE[refused[0]]}")
@@ -172,9 +172,9 @@ def app(
             policy_function="rootlace.deploy:ByQueueAndKV",
             policy_kwargs={"waiting": waiting, "kv": kv},
         )
-        if unknown := sorted(given.autoscaling.keys() - AutoscalingConfig.model_fields.keys()):
+        if unknown := sorted(checked.autoscaling.keys() - AutoscalingConfig.model_fields.keys()):
             raise InvalidRequest(f"autoscaling: Serve's AutoscalingConfig has no {unknown[0]}")
-        further = {"min_replicas": least, "max_replicas": most, **given.autoscaling}
+        further = {"min_replicas": least, "max_replicas": most, **checked.autoscaling}
         try:
             scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
         except ValidationError as error:
@@ -215,20 +215,20 @@ def build(args: Mapping[str, Any]) -> Application:
     """Call `app` with the `args` of a configuration file, or of `serve run`, whose values are
     texts. `replicas` may be a range, such as 1-4."""
     texts = {"model": str, **{n: one.type for one in settings(RuntimeConfig) for n in one.names}}
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in args.items():
         name = name.replace("-", "_")
-        given[name] = _read(value, texts.get(name, float))
-    if "model" not in given:
+        options[name] = _read(value, texts.get(name, float))
+    if "model" not in options:
         raise InvalidRequest("model: which one is to be served, a folder or a name?")
-    replicas = given.pop("replicas", 1)
+    replicas = options.pop("replicas", 1)
     if isinstance(replicas, str):
         least, _, most = replicas.partition("-")
         try:
             replicas = int(least), int(most)
         except ValueError:
             raise InvalidRequest(f"replicas: a number, or 1-4, not {replicas!r}") from None
-    return app(replicas=replicas, **given)
+    return app(replicas=replicas, **options)
 
 
 def _read(value: Any, kind: Any) -> Any:
@@ -246,8 +246,8 @@ def _read(value: Any, kind: Any) -> Any:
     return read if isinstance(read, int | float) else value
 
 
-def _checked(given: Mapping[str, Any], kind: type[T]) -> T:
+def _checked(values: Mapping[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None

@@ -64,17 +64,17 @@ class EngineReplica:
             )
             executor = dataclasses.replace(executor, draft_model=str(drafting))
         engine = dataclasses.replace(engine, executor=executor)
-        way = msgspec.json.decode(transfer, type=TransferConfig | None)
-        if way is not None:
-            way = msgspec.structs.replace(way, host=ray.util.get_node_ip_address())
-        self._host = Host(engine, bytes.fromhex(digest_key), self._attach, way)
+        link = msgspec.json.decode(transfer, type=TransferConfig | None)
+        if link is not None:
+            link = msgspec.structs.replace(link, host=ray.util.get_node_ip_address())
+        self._host = Host(engine, bytes.fromhex(digest_key), self._attach, link)
         await self._host.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return waiting requests and the used fraction of the KV pool, for autoscaling."""
-        found = await self._host.stats()
-        used = found["blocks_used"] / max(found["blocks_total"], 1)
-        return {"waiting": float(found["waiting"]), "kv": float(used)}
+        stats = await self._host.stats()
+        used = stats["blocks_used"] / max(stats["blocks_total"], 1)
+        return {"waiting": float(stats["waiting"]), "kv": float(used)}
 
     async def check_health(self) -> None:
         """Raise if Serve must replace the replica."""
@@ -86,8 +86,8 @@ class EngineReplica:
 
     async def _attach(self) -> LineAddress | None:
         try:
-            asked = self._gateway.attach.remote(self._version, self._prefill)
-            address: LineAddress | None = await asked
+            reply = self._gateway.attach.remote(self._version, self._prefill)
+            address: LineAddress | None = await reply
         except (RayError, RayServeException, ServerUnavailable) as error:
             log.warning("the gateway is not there: %s", type(error).__name__)
             return None

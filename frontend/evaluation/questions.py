@@ -188,7 +188,7 @@ def read_questions(task: Task) -> list[Question]:
 
 def _rows(task: Task, files: Files) -> list[_Row]:
     read = FORMATS[task.format].read
-    found = []
+    rows = []
     for pattern in files:
         # Names of files may have brackets, and patterns may be absolute.
         paths = [pattern] if Path(pattern).is_file() else sorted(glob(pattern))  # noqa: PTH207
@@ -197,8 +197,8 @@ def _rows(task: Task, files: Files) -> list[_Row]:
         for path in map(Path, paths):
             for number, row in read_lines(path):
                 place = f"{path}:{number}"
-                found.append(_Row(place, _named(place, read, row)))
-    return found
+                rows.append(_Row(place, _named(place, read, row)))
+    return rows
 
 
 def _fixed(path: str) -> str:
@@ -246,8 +246,8 @@ def _question(row: _Row, task: Task, before: str) -> Question:
         expected = fill(task.answer, fields) if "{" in task.answer else ""
         if not expected and (task.score == "generate" or task.answer in fields):
             expected = str(look_up(fields, task.answer))
-        kept = fields if task.score == "judge" else {}
-        return Question(**about, expected=expected, fields=kept)
+        shown = fields if task.score == "judge" else {}
+        return Question(**about, expected=expected, fields=shown)
     choices = _choices(task, fields)
     ending = about["prompt"] if task.contexts else ""
     answer = _number(look_up(fields, task.answer), choices, task.answer)
@@ -258,10 +258,10 @@ def _choices(task: Task, fields: dict[str, Any]) -> list[str]:
     if not task.contexts and not isinstance(task.choices, str):
         return [fill(choice, fields) for choice in task.choices]
     name = task.contexts or str(task.choices)
-    found = look_up(fields, name)
-    if not isinstance(found, list) or not found:
-        raise InvalidRequest(f"{name}: not a list of choices, but {found!r:.60}")
-    return [str(choice) for choice in found]
+    choices = look_up(fields, name)
+    if not isinstance(choices, list) or not choices:
+        raise InvalidRequest(f"{name}: not a list of choices, but {choices!r:.60}")
+    return [str(choice) for choice in choices]
 
 
 def _number(answer: Any, choices: Sequence[str], key: str) -> int:

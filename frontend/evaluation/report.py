@@ -45,23 +45,23 @@ def compare(first: Results, second: Results) -> list[Difference]:
             f"{first.task} with {first.model} and {second.task} with {second.model} "
             "have no rows in common"
         )
-    found = []
+    differences = []
     for metric in first.metrics:
         both = [(one[metric], two[metric]) for one, two in pairs if metric in one and metric in two]
         if both:
-            found.append(_difference(metric, both))
-    return found
+            differences.append(_difference(metric, both))
+    return differences
 
 
 def _by_row(run: Results) -> dict[tuple[str, str, int], dict[str, float]]:
     """Return the scores by id, prompt, and number of earlier rows with the same id and prompt."""
     before: Counter[tuple[str, str]] = Counter()
-    found = {}
+    scores = {}
     for record in run.records:
         row = record.id, record.prompt
-        found[*row, before[row]] = record.scores
+        scores[*row, before[row]] = record.scores
         before[row] += 1
-    return found
+    return scores
 
 
 def _difference(metric: str, both: list[tuple[float, float]]) -> Difference:

@@ -160,9 +160,9 @@ def read_results(folder: Path) -> Results:
     try:
         about = msgspec.json.decode((folder / ABOUT).read_bytes())
         summary = about["results"]
-        asked = summary["rows"] + len(summary["failures"])
+        count = summary["rows"] + len(summary["failures"])
         rows = _stored_rows((folder / ROWS).read_bytes())
-        stored = {row: record for row, record in rows if row < asked}  # a limit was higher before
+        stored = {row: record for row, record in rows if row < count}  # a limit was higher before
         if len(stored) < summary["rows"]:
             raise InvalidRequest(f"{folder} holds {len(stored)} of {summary['rows']} rows")
         return Results(
@@ -229,25 +229,25 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 def _differences(before: Mapping[str, Any], about: Mapping[str, Any], task: Task) -> list[str]:
     """Return the differences between the runs, with the stored and the requested values."""
     now = msgspec.json.decode(msgspec.json.encode(about))
-    found = [
+    changed = [
         change
         for part in ("model", "judge")
         for change in _changes(part, before.get(part), now.get(part))
     ]
     old, new = before.get("task", {}), now["task"]
     changes = {name: list(_changes(name, old.get(name), new[name])) for name in new}
-    found += [
+    changed += [
         change
         for name, each in changes.items()
         if name not in (*ASKED, *NO_MATTER)
         for change in each
     ]
     # With the stored limit: a limit only bounds the number of questions.
-    asked = read_questions(msgspec.structs.replace(task, limit=old.get("limit")))
-    if before.get("questions") != digest(asked):
-        found += [change for name in ASKED for change in changes[name]]
-        return found or ["the rows of its data, which have changed"]
-    return found
+    questions = read_questions(msgspec.structs.replace(task, limit=old.get("limit")))
+    if before.get("questions") != digest(questions):
+        changed += [change for name in ASKED for change in changes[name]]
+        return changed or ["the rows of its data, which have changed"]
+    return changed
 
 
 def _changes(name: str, old: Any, new: Any) -> Iterator[str]:
@@ -289,8 +289,8 @@ def _choosing(task: Task, backend: Any) -> Function:
         else:
             choices = [task.delimiter + choice for choice in question.choices]
             s += question.prompt + select("likeliest", choices)
-        found = s.get_meta_info("likeliest")
-        metas = found if isinstance(found, list) else [found]
+        likeliest = s.get_meta_info("likeliest")
+        metas = likeliest if isinstance(likeliest, list) else [likeliest]
         sums = [pair for meta in metas for pair in _sums(meta)]
         record = Record(
             id=question.id,

@@ -39,10 +39,10 @@ def fill(template: str, fields: Mapping[str, Any]) -> str:
             if match["open"] in fields and match["rest"].count("{") >= match["rest"].count("}"):
                 raise InvalidRequest(f"the brace of {{{match['open']} is not closed")
             return match[0]
-        found = look_up(fields, match["name"])
+        leaf = look_up(fields, match["name"])
         for key in re.findall(r"\w+", match["inside"]):
-            found = _inside(found, key, match[0])
-        return str(found)
+            leaf = _inside(leaf, key, match[0])
+        return str(leaf)
 
     return _FIELD.sub(value, template)
 
@@ -55,11 +55,11 @@ def look_up(fields: Mapping[str, Any], name: str) -> Any:
         raise InvalidRequest(f"no {name!r}; there are: {', '.join(fields)}") from None
 
 
-def _inside(found: Any, key: str, whole: str) -> Any:
+def _inside(value: Any, key: str, whole: str) -> Any:
     try:
-        return found[int(key)] if isinstance(found, (list, tuple)) else found[key]
+        return value[int(key)] if isinstance(value, (list, tuple)) else value[key]
     except (KeyError, IndexError, TypeError, ValueError):
-        raise InvalidRequest(f"{whole}: there is no {key!r} in {found!r:.60}") from None
+        raise InvalidRequest(f"{whole}: there is no {key!r} in {value!r:.60}") from None
 
 
 # Formats ------------------------------------------------------------------------------------------
@@ -273,15 +273,15 @@ class Document:
         return InvalidRequest(f"{self.path}{place}: {'.'.join(keys)}: {reason}")
 
 
-def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None, Keys, str]:
-    """Convert `given` to `kind`; or return None, the wrong value's keys, and the reason."""
+def convert(fields: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None, Keys, str]:
+    """Convert `fields` to `kind`; or return None, the wrong value's keys, and the reason."""
     try:
-        return msgspec.convert(given, kind), (), ""
+        return msgspec.convert(fields, kind), (), ""
     except msgspec.ValidationError as error:
-        found = _PLACE.match(str(error))
-        assert found is not None
-        keys = tuple(re.findall(r"[^.\[\]]+", found["keys"] or ""))
-        reason = f"a key: {found['reason']}" if found["key"] else found["reason"]
+        match = _PLACE.match(str(error))
+        assert match is not None
+        keys = tuple(re.findall(r"[^.\[\]]+", match["keys"] or ""))
+        reason = f"a key: {match['reason']}" if match["key"] else match["reason"]
         field = _YAML_FIELD.search(reason)
         if field:
             keys = (*keys, field["name"])
@@ -296,15 +296,15 @@ def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None
 
 def _values_at(kind: type[msgspec.Struct], keys: Keys) -> Sequence[Any]:
     """Return the values of the Literal at `keys`; msgspec's errors omit a dict's key."""
-    found = msgspec.inspect.type_info(kind)
+    type_ = msgspec.inspect.type_info(kind)
     for key in keys:
-        if isinstance(found, msgspec.inspect.DictType):
-            found = found.value_type
-        if isinstance(found, msgspec.inspect.StructType):
-            (found,) = (field.type for field in found.fields if field.encode_name == key)
-        elif isinstance(found, msgspec.inspect.ListType):
-            found = found.item_type
-    return found.values if isinstance(found, msgspec.inspect.LiteralType) else ()
+        if isinstance(type_, msgspec.inspect.DictType):
+            type_ = type_.value_type
+        if isinstance(type_, msgspec.inspect.StructType):
+            (type_,) = (field.type for field in type_.fields if field.encode_name == key)
+        elif isinstance(type_, msgspec.inspect.ListType):
+            type_ = type_.item_type
+    return type_.values if isinstance(type_, msgspec.inspect.LiteralType) else ()
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:
@@ -330,12 +330,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _object(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{path}:{number}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidRequest(f"{path}:{number}: a row is an object, not {line.strip()[:40]!r}")
-    return found
+    return value
 
 
 # Task ---------------------------------------------------------------------------------------------
@@ -431,8 +431,8 @@ def read_task(path: str | Path, changes: Mapping[str, Any] | None = None) -> Tas
     """Read a task from a file; its paths are relative to the file. `changes` overrides values by
     dotted keys ("shots.count"). Raises InvalidRequest naming the file, line and key."""
     document = Document(Path(path), "a task is a mapping of keys to values")
-    given = {"name": document.path.stem, **document.content}
-    return _made(given, changes or {}, document.path.parent, document.wrong)
+    fields = {"name": document.path.stem, **document.content}
+    return _made(fields, changes or {}, document.path.parent, document.wrong)
 
 
 def ready_task(name: str, changes: Mapping[str, Any]) -> Task:
@@ -445,16 +445,16 @@ def ready_task(name: str, changes: Mapping[str, Any]) -> Task:
     return _made({"name": name, "format": name}, changes, Path(), wrong)
 
 
-def _made(given: dict[str, Any], changes: Mapping[str, Any], folder: Path, wrong: Any) -> Task:
-    name = given.get("format", "questions")
+def _made(fields: dict[str, Any], changes: Mapping[str, Any], folder: Path, wrong: Any) -> Task:
+    name = fields.get("format", "questions")
     if not isinstance(name, str) or name not in FORMATS:
         raise wrong(("format",), f"one of {', '.join(FORMATS)}, not {name!r}")
-    given = _merged(FORMATS[name].task, given)
+    fields = _merged(FORMATS[name].task, fields)
     for key, value in changes.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        given = _merged(given, value)
-    task, keys, reason = convert(given, Task)
+        fields = _merged(fields, value)
+    task, keys, reason = convert(fields, Task)
     if task is None:
         raise wrong(keys, reason)
     _check(task, wrong)

@@ -227,12 +227,12 @@ def _run(s: State, plan: Plan) -> Any:
     answer = None
     while True:
         try:
-            asked = plan.send(answer)
+            wish = plan.send(answer)
         except StopIteration as end:
             return end.value
-        answer = asked
-        if isinstance(asked, _Wait):
-            s.branch.wait_for_any(asked.pending)
+        answer = wish
+        if isinstance(wish, _Wait):
+            s.branch.wait_for_any(wish.pending)
 
 
 async def _run_async(s: State, plan: Plan) -> Any:

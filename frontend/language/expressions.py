@@ -227,7 +227,7 @@ def gen(
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
     """
-    given = {
+    fields = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
         "n": n,
@@ -235,7 +235,7 @@ def gen(
         "stop_token_ids": stop_token_ids,
         **options,
     }
-    known = sampling.normalise(given, "gen()")
+    known = sampling.normalise(fields, "gen()")
     if choices is None:
         return Gen(_name(name, "gen()"), known)
     if others := [source for source in sampling.SOURCES if source in known]:
@@ -255,12 +255,12 @@ def ids(tokens: Iterable[int]) -> TokenIds:
     vocabulary fails on the server.
     """
     try:
-        found = tuple(map(operator.index, tokens))
+        token_ids = tuple(map(operator.index, tokens))
     except TypeError as error:
         raise TypeError(f"ids() takes token ids: {error}") from None
-    if min(found, default=0) < 0:
-        raise InvalidRequest(f"ids(): {min(found)} is no token id")
-    return TokenIds(found)
+    if min(token_ids, default=0) < 0:
+        raise InvalidRequest(f"ids(): {min(token_ids)} is no token id")
+    return TokenIds(token_ids)
 
 
 # Media types by an image's first bytes.
@@ -321,8 +321,8 @@ def _typed(
 ) -> Gen:
     for reserved in options.keys() & set(sampling.SOURCES):
         raise TypeError(f"{caller} got an unexpected keyword argument {reserved!r}")
-    given = {"max_tokens": max_tokens, **options, "dtype": dtype}
-    return Gen(_name(name, caller), sampling.normalise(given, caller))
+    settings = {"max_tokens": max_tokens, **options, "dtype": dtype}
+    return Gen(_name(name, caller), sampling.normalise(settings, caller))
 
 
 def select(

@@ -62,11 +62,11 @@ def read_handling(options: Mapping[str, Any], caller: str) -> Handling:
     """Read `Handling` from canonical `options`. Raises InvalidRequest for a wrong value."""
     if NAMES.isdisjoint(options):  # as nearly always
         return PLAIN
-    given = {name: options[name] for name in NAMES & options.keys()}
-    if not isinstance(given.get("cache", {}), Cache | Mapping):
-        raise InvalidRequest(f"{caller}: cache takes an rl.Cache, not {given['cache']!r}")
+    fields = {name: options[name] for name in NAMES & options.keys()}
+    if not isinstance(fields.get("cache", {}), Cache | Mapping):
+        raise InvalidRequest(f"{caller}: cache takes an rl.Cache, not {fields['cache']!r}")
     try:
-        return msgspec.convert(given, Handling)
+        return msgspec.convert(fields, Handling)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{caller}: {error}") from None
 
@@ -263,9 +263,9 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
 def _check_keywords(made: Constraint, caller: str) -> None:
     """Warn of a schema's misspelt keywords, which would constrain nothing, and of keywords of older
     drafts. Raises InvalidConstraint for a misspelt keyword if the schema is `strict`."""
-    for found in remarks(made.source):
-        wrong = f"{caller}: {found}"
-        if made.strict and found.misspelt:
+    for remark in remarks(made.source):
+        wrong = f"{caller}: {remark}"
+        if made.strict and remark.misspelt:
             raise InvalidConstraint(wrong)
         warn(wrong)
 
@@ -394,8 +394,8 @@ def _built(name: Any, value: Any, *enforced: Any) -> Constraint:
     option."""
     kind, source = _READERS[name](value) if name in _READERS else (name, KINDS[name].write(value))
     named = zip(CONSTRAINT_OPTIONS, enforced, strict=True)
-    given = {name: value for name, value in named if value is not None}
-    return Constraint(kind, source, **_constraint_options(given))  # type: ignore[arg-type]
+    fields = {name: value for name, value in named if value is not None}
+    return Constraint(kind, source, **_constraint_options(fields))  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=128, typed=True)
@@ -406,18 +406,18 @@ def _built_once(name: str, value: str, *enforced: Any) -> Constraint:
 
 def _constraint_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for enforcing a constraint. Raises InvalidRequest for an unknown value."""
-    given = {name: options[name] for name in CONSTRAINT_OPTIONS if name in options}
-    if not given:
-        return given
+    fields = {name: options[name] for name in CONSTRAINT_OPTIONS if name in options}
+    if not fields:
+        return fields
     try:
-        msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
+        msgspec.convert({"kind": "regex", "source": "", **fields}, Constraint)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")
         values = ", ".join(map(repr, get_args(get_type_hints(Constraint)[name])))
         known = f"; there are {values}" if values else ""
         raise InvalidRequest(f"{name}: {reason}{known}") from None
-    return given
+    return fields
 
 
 Source = tuple[str, str]

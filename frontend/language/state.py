@@ -68,8 +68,8 @@ class Forks(Sequence[Any]):
             raise TypeError("a fork's states cannot be replaced")
 
     def get_var(self, name: str) -> Any:
-        found = [state.branch.find(name) for state in self._states]
-        return self._source._read_all(found, self)
+        values = [state.branch.find(name) for state in self._states]
+        return self._source._read_all(values, self)
 
     def __iadd__(self, other: Appendable | Sequence[Appendable] | Callable[[int], Any]) -> Self:
         if isinstance(other, (str, Expression)):

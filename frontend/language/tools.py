@@ -114,36 +114,36 @@ def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:
     to these types. Raises TypeError for a function with `*args` or `**kwargs`, InvalidRequest for
     two tools of one name.
     """
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for one in given:
         for tool in one if isinstance(one, Tools) else [_tool(one)]:
-            if tool.name in found:
+            if tool.name in by_name:
                 raise InvalidRequest(f"tools(): there are two tools {tool.name!r}")
-            found[tool.name] = tool
-    if not found:
+            by_name[tool.name] = tool
+    if not by_name:
         raise TypeError("tools() needs a function")
-    return Tools(tuple(found.values()))
+    return Tools(tuple(by_name.values()))
 
 
-def _tool(given: Any) -> Tool:
-    if isinstance(given, Tool):
-        return given
-    if not callable(given) or isinstance(given, type):
-        raise TypeError(f"tools() takes functions, not {given!r}")
-    name = getattr(given, "__name__", "")
+def _tool(function: Any) -> Tool:
+    if isinstance(function, Tool):
+        return function
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"tools() takes functions, not {function!r}")
+    name = getattr(function, "__name__", "")
     if not _NAME.fullmatch(name):
-        raise TypeError(f"tools(): {given!r} has no name that a model could call")
-    arguments = _arguments(given, name)
-    if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+        raise TypeError(f"tools(): {function!r} has no name that a model could call")
+    arguments = _arguments(function, name)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tools(): {name}() has a `yield`; a tool returns its result")
-    about, described = _documented(inspect.getdoc(given) or "")
+    about, described = _documented(inspect.getdoc(function) or "")
     for argument in dataclasses.fields(arguments):
         for note in getattr(argument.type, "__metadata__", ()):
             if isinstance(note, str):  # Annotated[int, "what it is"]
                 described.setdefault(argument.name, note)
     schema = _inline(types.schema_of(arguments))
     properties = {key: dict(value) for key, value in schema.get("properties", {}).items()}
-    for key, parameter in inspect.signature(given).parameters.items():
+    for key, parameter in inspect.signature(function).parameters.items():
         if key in described:
             properties[key]["description"] = described[key]
         if parameter.default is not parameter.empty:
@@ -154,9 +154,9 @@ def _tool(given: Any) -> Tool:
 
     def call(text: str) -> Any:
         values = types.parse_as(arguments, text)
-        return given(**{name: getattr(values, name) for name in names})
+        return function(**{name: getattr(values, name) for name in names})
 
-    is_async = inspect.iscoroutinefunction(given)
+    is_async = inspect.iscoroutinefunction(function)
     return Tool(name, about, {**schema, "properties": properties}, call, is_async)
 
 
@@ -266,14 +266,14 @@ class Offer(NamedTuple):
             return []
         written = self.text.written()
         text = written if isinstance(written, str) else written[0]
-        found = list(find_calls(text, self.form, self.tools))
-        if found and found[-1].error is not None:
+        calls = list(find_calls(text, self.form, self.tools))
+        if calls and calls[-1].error is not None:
             meta = self.text.meta()
             meta = meta[0] if isinstance(meta, list) else meta
             if meta["finish_reason"]["type"] == "length":
                 error = ValueError(f"the call was cut off after {meta['completion_tokens']} tokens")
-                found[-1] = replace(found[-1], result=f"error: {error}", error=error)
-        return found
+                calls[-1] = replace(calls[-1], result=f"error: {error}", error=error)
+        return calls
 
 
 def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
@@ -422,15 +422,15 @@ async def mcp_tools(client: Any) -> Tools:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    found: list[Tool] = []
+    listed: list[Tool] = []
     cursor = None
-    while cursor is not None or not found:
+    while cursor is not None or not listed:
         page = _plain(await client.list_tools(cursor=cursor))
-        found += [_mcp_tool(client, loop, described) for described in page["tools"]]
+        listed += [_mcp_tool(client, loop, described) for described in page["tools"]]
         cursor = page.get("nextCursor")
-        if not found and cursor is None:
+        if not listed and cursor is None:
             raise InvalidRequest("the MCP server has no tools")
-    return tools(*found)
+    return tools(*listed)
 
 
 def _plain(answer: Any) -> dict[str, Any]:

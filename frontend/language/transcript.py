@@ -113,15 +113,15 @@ class Excerpt:
 class Transcript:
     """Append-only sequence of pieces. A fork refers to its parent's pieces, without copying."""
 
-    __slots__ = ("_base", "_own", "_start")
+    __slots__ = ("_base", "_pieces", "_start")
 
     def __init__(self, base: Transcript | None = None) -> None:
         self._base = base
         self._start = len(base) if base is not None else 0
-        self._own: list[Piece] = []
+        self._pieces: list[Piece] = []
 
     def __len__(self) -> int:
-        return self._start + len(self._own)
+        return self._start + len(self._pieces)
 
     @property
     def start(self) -> int:
@@ -129,7 +129,7 @@ class Transcript:
         return self._start
 
     def append(self, piece: Piece) -> None:
-        self._own.append(piece)
+        self._pieces.append(piece)
 
     def slice(self, start: int, end: int) -> Iterator[Piece]:
         """Yield the pieces `start` to `end` (exclusive), ancestors' pieces included."""
@@ -137,7 +137,7 @@ class Transcript:
         node: Transcript | None = self
         while node is not None and end > start:
             if end > node._start:
-                parts.append(node._own[max(start - node._start, 0) : end - node._start])
+                parts.append(node._pieces[max(start - node._start, 0) : end - node._start])
                 end = node._start
             node = node._base
         for part in reversed(parts):
@@ -332,22 +332,22 @@ def _piece(piece: str) -> Any:
     return str(piece)
 
 
-def _read_piece(given: Any) -> str:
-    if isinstance(given, str):
-        return given
-    if "template" in given:
-        text = msgspec.convert(given["template"], str)
+def _read_piece(piece: Any) -> str:
+    if isinstance(piece, str):
+        return piece
+    if "template" in piece:
+        text = msgspec.convert(piece["template"], str)
         return Marked(text, TemplateText(text))
-    if "image" in given:
-        return Marked("", ImagePart(msgspec.convert(given["image"], Image), NOWHERE))
+    if "image" in piece:
+        return Marked("", ImagePart(msgspec.convert(piece["image"], Image), NOWHERE))
     item: Appendable
-    if "begin" in given:
-        item = RoleBegin(msgspec.convert(given["begin"], str), NOWHERE)
-    elif "end" in given:
-        item = RoleEnd(msgspec.convert(given["end"], str), NOWHERE)
+    if "begin" in piece:
+        item = RoleBegin(msgspec.convert(piece["begin"], str), NOWHERE)
+    elif "end" in piece:
+        item = RoleEnd(msgspec.convert(piece["end"], str), NOWHERE)
     else:
-        item = TokenIds(msgspec.convert(given["ids"], tuple[_TokenId, ...]), NOWHERE)
-    return Marked(msgspec.convert(given["text"], str), item)
+        item = TokenIds(msgspec.convert(piece["ids"], tuple[_TokenId, ...]), NOWHERE)
+    return Marked(msgspec.convert(piece["text"], str), item)
 
 
 # Branches -----------------------------------------------------------------------------------------
@@ -484,10 +484,10 @@ class SavedBranch(SettledBranch):
         return Saved(self._saved.model, self._saved.pieces, self.variables)
 
     def find(self, name: str) -> Readable:
-        found = self.variables.get(name)
-        if found is None:
+        variable = self.variables.get(name)
+        if variable is None:
             raise unknown(name, self.variables)
-        return found
+        return variable
 
     def text(self) -> StateText:
         return StateText(self._saved.pieces)

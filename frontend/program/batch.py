@@ -249,19 +249,19 @@ class Journal:
 
 def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that change the generated text, as JSON values."""
-    found = {
+    settings = {
         name: value
         for name, value in options.items()
         if name in sampling.PARAMS or name in ("adapter", "token_budget", sampling.TOOL_CHOICE)
     }
-    if "logit_bias" in found:  # JSON sorts no keys that are numbers
-        found["logit_bias"] = sorted(found["logit_bias"].items())
+    if "logit_bias" in settings:  # JSON sorts no keys that are numbers
+        settings["logit_bias"] = sorted(settings["logit_bias"].items())
     tools = options.get("tools")
     if isinstance(tools, Tools):  # the backend says how its model is told of them
-        found["tools"] = [tool.definition() for tool in tools]
+        settings["tools"] = [tool.definition() for tool in tools]
     else:
-        found["constraint"] = sampling.constraint(options)
-    return {name: value for name, value in found.items() if value is not None}
+        settings["constraint"] = sampling.constraint(options)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _key(about: tuple[Any, ...], index: int) -> str:

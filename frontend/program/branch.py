@@ -92,10 +92,10 @@ def _meta_of(ids: Sequence[int], scores: Sequence[protocol.TokenLogprob]) -> dic
     return meta | (logprob_meta("output", scores) if scores else {})
 
 
-def _with_new_scores(meta: dict[str, Any], told: int) -> dict[str, Any]:
-    """Keep only log-probabilities of tokens from index `told` on, as sglang's pairs do."""
+def _with_new_scores(meta: dict[str, Any], start: int) -> dict[str, Any]:
+    """Keep only log-probabilities of tokens from index `start` on, as sglang's pairs do."""
     cut = ("output_token_logprobs", "output_top_logprobs")
-    return {name: value[told:] if name in cut else value for name, value in meta.items()}
+    return {name: value[start:] if name in cut else value for name, value in meta.items()}
 
 
 # Branch -------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ class Branch:
             fork.remote.close("this fork was joined")
 
     def _gather(self, forks: Sequence[Branch]) -> None:
-        found: dict[str, list[Readable]] = {}
+        parts_of: dict[str, list[Readable]] = {}
         for fork in forks:
             for name, variable in fork.variables.items():
                 if variable is not fork._inherited.get(name):
-                    found.setdefault(name, []).append(variable)
-        for name, parts in found.items():
+                    parts_of.setdefault(name, []).append(variable)
+        for name, parts in parts_of.items():
             self.variables[name] = Gathered(parts)
 
     def _quote(self, forks: Sequence[Branch]) -> None:
@@ -325,34 +325,34 @@ class Branch:
         site = expression.site
         try:
             form = self.run.chat.tools
-            asked = sampling.resolve(self.defaults, expression.options, form=form)
-            handling = self.run.budget.in_time(asked.handling)
-            own = with_seed_of(asked.params, self.seed_offset * asked.params.n)
-            params, share = self.run.budget.bounded(own)
+            resolved = sampling.resolve(self.defaults, expression.options, form=form)
+            handling = self.run.budget.in_time(resolved.handling)
+            seeded = with_seed_of(resolved.params, self.seed_offset * resolved.params.n)
+            params, share = self.run.budget.bounded(seeded)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
-        if asked.constraint is None:
+        if resolved.constraint is None:
             self._check_end(expression.what)
         self._send_parts()
         self.remote.ensure_open()
         operation = Generation(
-            self.remote, site, expression.what, expression.name, params, asked.type, share
+            self.remote, site, expression.what, expression.name, params, resolved.type, share
         )
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
         if tools is not None:
-            self.conversation.offer = Offer(tools, operation, form, asked.constraint is not None)
+            self.conversation.offer = Offer(tools, operation, form, resolved.constraint is not None)
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,
             name=expression.name or "",
             params=params,
-            constraint=asked.constraint,
+            constraint=resolved.constraint,
             # A budget counts the streamed tokens of a cancelled generation.
             stream=self.run.stream or share is not None,
-            cache_report=asked.cache_report,
+            cache_report=resolved.cache_report,
             handling=handling,
-            prediction=asked.prediction,
+            prediction=resolved.prediction,
         )
         self.remote.issue(op, operation)
 
@@ -369,8 +369,8 @@ class Branch:
 
     def _select(self, expression: Select) -> None:
         try:
-            asked = sampling.handling_of(self.defaults, expression.options)
-            handling = self.run.budget.in_time(asked)
+            handling_asked = sampling.handling_of(self.defaults, expression.options)
+            handling = self.run.budget.in_time(handling_asked)
         except RootlaceError as error:
             raise ProgramError(expression.site, expression.what, error) from error
         seed = expression.options.get("seed", self.defaults.get("seed"))
@@ -441,12 +441,12 @@ class Branch:
         run, variables = self.run, self.variables
         if run.watched_from_outside() and not self._is_named(name):
             run.wait_until(lambda: self._is_named(name))
-        found = variables.get(name)
-        if found is None:
+        variable = variables.get(name)
+        if variable is None:
             if run.error is not None:
                 raise run.error
             raise unknown(name, variables)
-        return found
+        return variable
 
     def _is_named(self, name: str) -> bool:
         """Return whether this run, not a restored state, has named the variable."""
@@ -491,17 +491,17 @@ class Branch:
             raise
 
     async def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
-        told = 0
+        start = 0
         inside = self.run.is_inside
         try:
             async with aclosing(self.steps_async(name, with_meta)) as steps:
                 async for text, meta in steps:
                     if text and with_meta:
-                        yield text, meta and _with_new_scores(meta, told)
+                        yield text, meta and _with_new_scores(meta, start)
                     elif text:
                         yield text
                     if meta and text:
-                        told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+                        start = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
         except (GeneratorExit, asyncio.CancelledError):
             if not inside:
                 self.run.abandon()

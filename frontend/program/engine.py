@@ -106,8 +106,8 @@ class Engine(Runtime):
 
         Raises ProgramError with the runtime's reason, TypeError for an unknown parameter.
         """
-        given = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
-        requests, single = self._start(prompt, input_ids, sampling_params, given, stream)
+        logprobs = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
+        requests, single = self._start(prompt, input_ids, sampling_params, logprobs, stream)
         if stream:
             return _one_after_other(requests, single)
         try:
@@ -130,8 +130,8 @@ class Engine(Runtime):
         """Generate as `generate` on an event loop; `stream` returns an asynchronous iterator."""
         import asyncio
 
-        given = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
-        requests, single = self._start(prompt, input_ids, sampling_params, given, stream)
+        logprobs = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
+        requests, single = self._start(prompt, input_ids, sampling_params, logprobs, stream)
         if stream:
             return _interleaved(requests, single)
         try:
@@ -146,12 +146,12 @@ class Engine(Runtime):
         prompt: str | Sequence[str] | None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        given: Mapping[str, Any],
+        logprobs: Mapping[str, Any],
         stream: bool,
     ) -> tuple[list[_Request], bool]:
         prompts, single = _prompts(prompt, input_ids)
         options = _options(sampling_params, len(prompts))
-        resolved = [sampling.normalise({**own, **given}, "generate()") for own in options]
+        resolved = [sampling.normalise({**own, **logprobs}, "generate()") for own in options]
         requests: list[_Request] = []
         try:
             for text, own in zip(prompts, resolved, strict=True):

@@ -78,13 +78,13 @@ class Budget:
         a bound on tokens the share is None. Raises BudgetExceeded if no token is left."""
         if self._tokens is None:
             return params, None
-        most = (self._tokens - self._used) // params.n
-        if most <= 0:
+        limit = (self._tokens - self._used) // params.n
+        if limit <= 0:
             raise self._used_up()
-        if params.max_tokens is not None and params.max_tokens <= most:
+        if params.max_tokens is not None and params.max_tokens <= limit:
             return params, Share(self, cut=False)
-        least = min(params.min_tokens, most)
-        bounded = msgspec.structs.replace(params, max_tokens=most, min_tokens=least)
+        least = min(params.min_tokens, limit)
+        bounded = msgspec.structs.replace(params, max_tokens=limit, min_tokens=least)
         return bounded, Share(self, cut=True)
 
     def add(self, tokens: int, short: bool = False) -> BudgetExceeded | None:
@@ -110,10 +110,10 @@ class Share:
 
     def spend(self, result: Generated) -> BudgetExceeded | None:
         """Count the tokens of `result`. Return the error if they exceed the budget."""
-        told = sum(len(output.token_ids) for output in result.outputs)
+        tokens = sum(len(output.token_ids) for output in result.outputs)
         short = self.cut and any(output.finish_reason == "length" for output in result.outputs)
         # Other backends report no token ids.
-        return self.budget.add(told or result.usage.completion_tokens, short)
+        return self.budget.add(tokens or result.usage.completion_tokens, short)
 
 
 # Meta info ----------------------------------------------------------------------------------------
@@ -639,8 +639,8 @@ def _state(operation: Generation | Selection) -> Any:
     failure = operation.failure
     if failure is None:
         return "done" if operation.done else "running"
-    own = (failure.site, failure.what) == (operation.site, operation.what)
-    return "failed" if own and not isinstance(failure.error, Cancelled) else "cancelled"
+    is_cause = (failure.site, failure.what) == (operation.site, operation.what)
+    return "failed" if is_cause and not isinstance(failure.error, Cancelled) else "cancelled"
 
 
 def _generated(result: protocol.Generated, start: float, first: float) -> dict[str, Any]:

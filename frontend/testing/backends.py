@@ -70,7 +70,7 @@ def cut(
     text: str, params: protocol.SamplingParams, tokenize: Tokenize
 ) -> tuple[list[str], Any, str | None]:
     """Return the tokens before the first stop string or the limit, the reason, and the stop."""
-    found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+    stops = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
     for index, pattern in enumerate(params.stop_regex):
         try:
             search = re.compile(pattern).search
@@ -79,10 +79,10 @@ def cut(
         if search(""):
             raise InvalidRequest(f"stop_regex[{index}]: the pattern matches the empty text")
         searched = ((end, search(text[:end])) for end in range(len(text) + 1))
-        found += [(end, match.start(), pattern) for end, match in searched if match][:1]
+        stops += [(end, match.start(), pattern) for end, match in searched if match][:1]
     matched = None
-    if found:
-        _, position, matched = min(found)
+    if stops:
+        _, position, matched = min(stops)
         text = text[:position]
     tokens = list(tokenize(text))
     if params.max_tokens is not None and len(tokens) > params.max_tokens:
@@ -218,16 +218,16 @@ class Scripted(RuntimeEndpoint):
 
     def _reply(self, prompt: str, op: Ask) -> str:
         what = "select" if isinstance(op, protocol.Select) else "gen"
-        asked = f"{what}({op.name!r}) after {_end(prompt)}"
+        what_for = f"{what}({op.name!r}) after {_end(prompt)}"
         turns = self._find(prompt, op)
         if turns is None:
             meant = any(pattern.pattern == op.name for pattern, _ in self._patterns)
             hint = f"; by the variable's name: Scripted({op.name}=...)" if meant else ""
-            raise InvalidRequest(f"nothing is scripted for {asked}{hint}")
+            raise InvalidRequest(f"nothing is scripted for {what_for}{hint}")
         try:
             reply = next(turns)
         except StopIteration:
-            raise InvalidRequest(f"no reply is left for {asked}") from None
+            raise InvalidRequest(f"no reply is left for {what_for}") from None
         if callable(reply) and not isinstance(reply, type):
             reply = reply(prompt)
         if isinstance(reply, Exception):
@@ -254,11 +254,11 @@ class Scripted(RuntimeEndpoint):
 
     def _reuse(self, text: str) -> int:
         """Return the number of cached tokens of `text`, and cache all of them."""
-        node, found = self._cached, 0
+        node, cached = self._cached, 0
         for token in self._tokenize(text):
-            found += token in node
+            cached += token in node
             node = node.setdefault(token, {})
-        return found
+        return cached
 
     def __repr__(self) -> str:
         return f"Scripted({len(self.calls)} calls)"

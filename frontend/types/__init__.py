@@ -89,8 +89,8 @@ def _is_beyond_msgspec(part: Any) -> bool:
 
 
 def _is_own(part: Any) -> bool:
-    own = part if isinstance(part, type) else type(part)
-    package = own.__module__.partition(".")[0]
+    type_ = part if isinstance(part, type) else type(part)
+    package = type_.__module__.partition(".")[0]
     if package in ("pydantic", "pydantic_core", "annotated_types"):
         return True
     return isinstance(part, type) and (
@@ -258,13 +258,13 @@ def _of_digits(number: Schema, kind: Any) -> Schema:
         return {"anyOf": [_within(_of_places(number, n), digits - n) for n in range(digits + 1)]}
     if places is None:
         return _within(number, digits)
-    found = _within(_of_places(number, min(places, digits)), max(digits - places, 0))
+    bounded = _within(_of_places(number, min(places, digits)), max(digits - places, 0))
     if digits > places:
-        return found
+        return bounded
     # pydantic counts the 0 before the point if the number is 0.
-    low, high = found["exclusiveMinimum"], found["exclusiveMaximum"]
-    positive = {**found, "exclusiveMinimum": max(low, 0)}
-    return {"anyOf": [positive, {**found, "exclusiveMaximum": min(high, 0)}]}
+    low, high = bounded["exclusiveMinimum"], bounded["exclusiveMaximum"]
+    positive = {**bounded, "exclusiveMinimum": max(low, 0)}
+    return {"anyOf": [positive, {**bounded, "exclusiveMaximum": min(high, 0)}]}
 
 
 def _of_places(number: Schema, places: int) -> Schema:

@@ -94,8 +94,8 @@ def remarks(schema: str) -> tuple[Remark, ...]:
         return ()
     try:
         value = msgspec.json.decode(schema)
-        found = (_misspelt, older_keywords, _other_drafts, _closed, _without_null)
-        return tuple(remark for remarks_of in found for remark in remarks_of(value))
+        readers = (_misspelt, older_keywords, _other_drafts, _closed, _without_null)
+        return tuple(remark for remarks_of in readers for remark in remarks_of(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
 
@@ -137,8 +137,8 @@ def older_keywords(schema: Any) -> Iterator[Remark]:
 def _other_drafts(schema: Any) -> Iterator[Remark]:
     """Yield remarks on keywords of another specification that the schema's own does not have."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
-    found = _NAMED_DRAFT.search(named) if isinstance(named, str) else None
-    draft = int(found[1] or found[2]) if found else 2020
+    match = _NAMED_DRAFT.search(named) if isinstance(named, str) else None
+    draft = int(match[1] or match[2]) if match else 2020
     for path, node in _nodes(schema, "$"):
         for name in sorted(node.keys() & _SINCE.keys()):
             if _SINCE[name] > draft:
@@ -290,11 +290,11 @@ def _structural_tag(value: Any) -> str:
     return _json(value, "structural_tag")
 
 
-def _structure(given: Any) -> Any:
-    schema = given.get("schema") if isinstance(given, Mapping) else None
+def _structure(structure: Any) -> Any:
+    schema = structure.get("schema") if isinstance(structure, Mapping) else None
     if schema is None or isinstance(schema, (Mapping, bool, list)):
-        return given
-    return {**given, "schema": schema_of(schema)}
+        return structure
+    return {**structure, "schema": schema_of(schema)}
 
 
 def _text(value: Any, name: str) -> str:

@@ -86,16 +86,16 @@ class _Reader:
                 raise error from None
 
     def _array(self, at: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        items: list[Any] = []
         while True:
             first, start = self._next(at)
             if first == "]":
-                return found, start + 1
+                return items, start + 1
             try:
                 value, at = self.value(at)
             except Unfinished:
-                return found, len(self._text)
-            found.append(value)
+                return items, len(self._text)
+            items.append(value)
             first, at = self._next(at)
             if first == ",":
                 at += 1
@@ -103,13 +103,13 @@ class _Reader:
                 raise ValueError(f"{first!r} in an array")
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         while True:
             first, at = self._next(at)
             if first == "}":
-                return found, at + 1
+                return items, at + 1
             if not first:
-                return found, at
+                return items, at
             if first != '"':
                 raise ValueError(f"{first!r} in place of a key")
             key, at = self._string(at)
@@ -117,9 +117,9 @@ class _Reader:
             if first not in (":", ""):
                 raise ValueError(f"{first!r} behind a key")
             try:
-                found[key], at = self.value(at + 1)
+                items[key], at = self.value(at + 1)
             except Unfinished:
-                return found, len(self._text)
+                return items, len(self._text)
             first, at = self._next(at)
             if first == ",":
                 at += 1

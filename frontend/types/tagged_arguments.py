@@ -129,10 +129,10 @@ def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | No
         if not isinstance(given, list) or ("allOf" in says and len(given) != 1):
             return None
         each = [_text_of(one, root, depth + 1) for one in given]
-        found = [one for one in each if one is not None]
-        strings = tuple(chain.from_iterable(one.strings for one in found))
-        nulls = sum(one.nullable for one in found)
-        if len(found) < len(each) or ("oneOf" in says and (len(strings) > 1 or nulls > 1)):
+        texts = [one for one in each if one is not None]
+        strings = tuple(chain.from_iterable(one.strings for one in texts))
+        nulls = sum(one.nullable for one in texts)
+        if len(texts) < len(each) or ("oneOf" in says and (len(strings) > 1 or nulls > 1)):
             return None  # `oneOf` excludes values that fit two members
         return _Text(strings, nulls > 0)
     types = schema.get("type", [])
@@ -152,8 +152,8 @@ def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | No
 def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
     """Return the definition that a reference names, or None."""
     kind, _, name = str(reference).removeprefix("#/").partition("/")
-    found = root.get(kind)
-    return found.get(name) if kind in _DEFINITIONS and isinstance(found, Mapping) else None
+    table = root.get(kind)
+    return table.get(name) if kind in _DEFINITIONS and isinstance(table, Mapping) else None
 
 
 def _says_something(schema: Any) -> bool:
@@ -171,10 +171,10 @@ def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
 def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters' schemas, also of required ones without a property."""
     given, required = root.get("properties"), root.get("required")
-    found = dict(given) if isinstance(given, Mapping) else {}
+    fields = dict(given) if isinstance(given, Mapping) else {}
     for key in required if isinstance(required, list) else ():
-        found.setdefault(str(key), root.get("additionalProperties", True))
-    return found
+        fields.setdefault(str(key), root.get("additionalProperties", True))
+    return fields
 
 
 # Read ---------------------------------------------------------------------------------------------

@@ -135,8 +135,8 @@ def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = Non
         if strict is None and not all(one in ("object", "null") for one in types):
             schema["type"] = "object"  # instead of "dict", for one
         elif types and _NO_ARGUMENTS.issuperset(map(str, types)):
-            given = " or ".join(map(str, types))
-            raise InvalidConstraint(f"json_schema: #/type: arguments are an object, not {given}")
+            named = " or ".join(map(str, types))
+            raise InvalidConstraint(f"json_schema: #/type: arguments are an object, not {named}")
     return as_content(schema) | ({"lenient": True} if strict is None else {})
 
 
