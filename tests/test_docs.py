@@ -159,6 +159,11 @@ def test_the_reference_has_every_public_name() -> None:
     )
 
 
+def test_the_list_of_findings_has_every_script() -> None:
+    listed = re.findall(r"^\| `(.+\.sh)` \|", (ROOT / "findings/README.md").read_text(), re.M)
+    assert listed == sorted(path.name for path in (ROOT / "findings").glob("*.sh"))
+
+
 def test_the_site_has_every_page() -> None:
     index = DOCS / "index.md"
     linked = {target.partition("#")[0] for target in LINK.findall(index.read_text())}

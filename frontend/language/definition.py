@@ -49,7 +49,7 @@ class Definition:
     def name(self) -> str:
         return getattr(self.func, "__qualname__", type(self.func).__qualname__)
 
-    @property
+    @functools.cached_property
     def _called(self) -> str:
         """Return how errors about arguments name the program. Of a method whose object has another
         name than `self`, they say what the method takes as its object and as its state."""

@@ -176,7 +176,7 @@ class Requests:
         try:
             self._engine.submit(request, self._pass_on)
         except BaseException:
-            del self._running[rid]
+            self._running.pop(rid, None)
             self._abort()  # nobody will wait for the requests added before
             raise
         if self._account is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import csv
+import inspect
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 import rootlace as rl
+from rootlace.program.batch import bodies
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
@@ -193,6 +195,21 @@ async def test_rows_of_an_async_program_come_from_an_iterator(server: FakeServer
 
     states = await program.run_batch_async((number,) for number in "ab")
     assert [state.text() for state in states] == ["a", "b"]
+
+
+def test_rows_of_a_method_share_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Judge:
+        @rl.function
+        def rate(self, s, text):
+            s += text
+
+    read, signature = [], inspect.signature
+    program = Judge().rate
+    monkeypatch.setattr(
+        inspect, "signature", lambda *given: read.append(given) or signature(*given)
+    )
+    bodies(program, [{"text": str(number)} for number in range(100)])
+    assert len(read) <= 1
 
 
 def test_progress_bar(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ class DirectEvents:
 
     def begin(self, writer: AbstractStreamWriter | None) -> None:
         """Open behind the reply's head in `writer`, but not without chunks (HTTP/1.0)."""
-        if isinstance(writer, StreamWriter) and writer.chunked:
+        if isinstance(writer, StreamWriter) and writer.chunked and writer.transport is not None:
             self._writer, self._transport, self.open = writer, writer.transport, True
 
     def end(self) -> None:
