@@ -40,9 +40,16 @@ from benchmarks.common import Report, console_of, new_parser, progress_bar, tabl
 from benchmarks.synthetic_traces import LOADS, write_trace
 from rootlace.runtime.cache.journal import Change, PrefixDigests
 from rootlace.runtime.contracts.plan import StepCost
+from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import Router, RouterConfig
-from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster
-from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, parse_policy, read_cost
+from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster, Exact, PowerOfTwo
+from rootlace.runtime.simulation.engine import (
+    DEFAULT_COST,
+    Machine,
+    SimulatedEngine,
+    parse_policy,
+    read_cost,
+)
 from rootlace.runtime.simulation.study import clairvoyant_bound
 from rootlace.runtime.simulation.trace import Load, Trace, Workload, read_trace
 
@@ -56,6 +63,71 @@ TOLD = 16
 RAYS = ("ray-prefix", "ray-prefix:10", "power-of-two")
 BOUND, POOLED = "bound", "pooled"
 SAME = ("cache_tokens", "granularity", "limit", "precision")
+
+
+# Other routers ------------------------------------------------------------------------------------
+
+
+class ExactOnePrice(Exact):
+    """The exact router with one price for holding a prefix twice, however full the pool is."""
+
+    empty = 1.0
+
+
+class RayPrefix(PowerOfTwo):
+    """Ray Serve's PrefixCacheAffinityRouter (2.60), after its documentation: while the longest
+    queue has at most `threshold` requests more than the shortest, the replica that was sent the
+    longest prefix of this prompt (of several, that with the fewest requests); if that is less than
+    a tenth of the prompt, the replica that was sent the least text; else the power of two choices.
+    It forgets nothing of what was sent, which is its default."""
+
+    threshold = float("inf")
+
+    def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
+        super().__init__(workload, machine, engines)
+        # Twice the largest possible size, so that it never loses an entry.
+        self._sent = PrefixIndex(2 * len(workload.all_blocks()[0]))
+        self._sizes = [0.0] * len(engines)
+
+    def choose(self, number: int) -> int:
+        blocks = self.workload.blocks(number).astype(np.uint64) + np.uint64(1)
+        replica = self._best(blocks)
+        if replica is None:
+            replica = super().choose(number)
+        held = self._sent.match(blocks)
+        known = next((count for count, replicas in held if replicas >> replica & 1), 0)
+        new = 1 - known / len(blocks)
+        self._sizes[replica] += new * int(self.workload.prompt_units[number])
+        self._sent.add(replica, blocks)
+        return replica
+
+    def _best(self, blocks: np.ndarray) -> int | None:
+        if max(self.queues) - min(self.queues) > self.threshold:
+            return None
+        holders, count = self._matched(blocks)
+        if count < 0.1 * len(blocks):
+            least = min(self._sizes)
+            holders = [r for r, size in enumerate(self._sizes) if size == least]
+        return min(holders, key=self.queues.__getitem__)
+
+    def _matched(self, blocks: np.ndarray) -> tuple[list[int], int]:
+        """Return the replicas sent the longest prefix, and the prefix's number of blocks."""
+        matches = self._sent.match(blocks)
+        if not matches:
+            return [], 0
+        count, replicas = matches[-1]
+        return [r for r in range(len(self.queues)) if replicas >> r & 1], count
+
+
+class RayPrefixBalanced(RayPrefix):
+    """Ray's prefix router, where queues that differ by more than ten requests count as unequal."""
+
+    threshold = 10.0
+
+
+ROUTINGS.update(
+    {"exact:1": ExactOnePrice, "ray-prefix": RayPrefix, "ray-prefix:10": RayPrefixBalanced}
+)
 
 
 @dataclass(frozen=True)

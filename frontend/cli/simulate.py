@@ -234,8 +234,7 @@ _PICTURES = (".svg", ".png", ".pdf")
     metavar="NAME,...",
     multiple=True,
     show_default="all",
-    help="With --replicas: exact, exact:1, ray-prefix, ray-prefix:10, power-of-two, sessions, "
-    "turns or all. May be repeated.",
+    help="With --replicas: exact, power-of-two, sessions, turns or all. May be repeated.",
 )
 @click.option(
     "--disaggregate",

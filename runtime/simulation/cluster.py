@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import Below, EngineOutput
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import EMPTY, Router, RouterConfig
 from rootlace.runtime.simulation.engine import Machine, NamedPolicy, SimulatedEngine, Times
 from rootlace.runtime.simulation.study import Figures, percentiles
@@ -51,12 +50,6 @@ class Exact:
     def route(self, number: int, now: float) -> int:
         prompt = self._workload.prompt(number)
         return self._router.route(number, "", prompt, self._output, now)
-
-
-class ExactOnePrice(Exact):
-    """The exact router with one price for holding a prefix twice, however full the pool is."""
-
-    empty = 1.0
 
 
 def _by_the_unit(cost: StepCost, size: int) -> StepCost:
@@ -129,62 +122,8 @@ class Sessions(Blind):
         return zlib.crc32(str(session).encode()) % len(self.queues)
 
 
-class RayPrefix(PowerOfTwo):
-    """Ray Serve's PrefixCacheAffinityRouter (2.60), after its documentation: while the longest
-    queue has at most `threshold` requests more than the shortest, the replica that was sent the
-    longest prefix of this prompt (of several, that with the fewest requests); if that is less than
-    a tenth of the prompt, the replica that was sent the least text; else the power of two choices.
-    It forgets nothing of what was sent, which is its default."""
-
-    threshold = float("inf")
-
-    def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
-        super().__init__(workload, machine, engines)
-        # Twice the largest possible size, so that it never loses an entry.
-        self._sent = PrefixIndex(2 * len(workload.all_blocks()[0]))
-        self._sizes = [0.0] * len(engines)
-
-    def choose(self, number: int) -> int:
-        blocks = self.workload.blocks(number).astype(np.uint64) + np.uint64(1)
-        replica = self._best(blocks)
-        if replica is None:
-            replica = super().choose(number)
-        held = self._sent.match(blocks)
-        known = next((count for count, replicas in held if replicas >> replica & 1), 0)
-        new = 1 - known / len(blocks)
-        self._sizes[replica] += new * int(self.workload.prompt_units[number])
-        self._sent.add(replica, blocks)
-        return replica
-
-    def _best(self, blocks: np.ndarray) -> int | None:
-        if max(self.queues) - min(self.queues) > self.threshold:
-            return None
-        holders, count = self._matched(blocks)
-        if count < 0.1 * len(blocks):
-            least = min(self._sizes)
-            holders = [r for r, size in enumerate(self._sizes) if size == least]
-        return min(holders, key=self.queues.__getitem__)
-
-    def _matched(self, blocks: np.ndarray) -> tuple[list[int], int]:
-        """Return the replicas sent the longest prefix, and the prefix's number of blocks."""
-        matches = self._sent.match(blocks)
-        if not matches:
-            return [], 0
-        count, replicas = matches[-1]
-        return [r for r in range(len(self.queues)) if replicas >> r & 1], count
-
-
-class RayPrefixBalanced(RayPrefix):
-    """Ray's prefix router, where queues that differ by more than ten requests count as unequal."""
-
-    threshold = 10.0
-
-
 ROUTINGS: dict[str, type[Exact] | type[Blind]] = {
     "exact": Exact,
-    "exact:1": ExactOnePrice,
-    "ray-prefix": RayPrefix,
-    "ray-prefix:10": RayPrefixBalanced,
     "power-of-two": PowerOfTwo,
     "sessions": Sessions,
     "turns": Blind,

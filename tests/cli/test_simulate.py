@@ -51,7 +51,7 @@ def test_replicas_behind_routers(mooncake: Path, tmp_path: Path) -> None:
     assert [(run["router"], run["replicas"]) for run in runs] == [("exact", 2), ("turns", 2)]
     assert all(f" {name} " in result.output for name in ("exact", "turns"))
     for arguments, says in (
-        (["--replicas", 2, "--router", "psychic"], "there are exact, exact:1, ray-prefix,"),
+        (["--replicas", 2, "--router", "psychic"], "there are exact, power-of-two,"),
         (["--router", "exact"], "give --replicas"),
         (["--replicas", 2, "--plot", tmp_path / "x.svg"], "not with --replicas"),
     ):

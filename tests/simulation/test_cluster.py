@@ -6,8 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.routing import ROUTINGS, RayPrefix
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster, ClusterReport, RayPrefix
+from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
 from rootlace.runtime.simulation.engine import Machine, parse_policy
 from rootlace.runtime.simulation.study import replay, report_on
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
