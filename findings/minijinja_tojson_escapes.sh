@@ -5,7 +5,7 @@
 # and StepFun 3.5 say (llama.cpp's collection has them), is an error, and so is {% generation %} of LFM 2.5, which marks what is trained on.
 # `indent` is read.
 #
-# Guessed before: HTML's escapes where autoescaping is on, and unknown keywords passed over. Found 2026-12-01.
+# Held before (`minijinja_numbers.sh`, beside the `tojson` of Jinja2): `tojson` is written alike. Found 2026-12-01.
 set -euo pipefail
 
 folder=$(mktemp -d)
