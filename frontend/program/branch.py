@@ -369,8 +369,8 @@ class Branch:
 
     def _select(self, expression: Select) -> None:
         try:
-            handling_asked = sampling.handling_of(self.defaults, expression.options)
-            handling = self.run.budget.in_time(handling_asked)
+            handling = sampling.handling_of(self.defaults, expression.options)
+            handling = self.run.budget.in_time(handling)
         except RootlaceError as error:
             raise ProgramError(expression.site, expression.what, error) from error
         seed = expression.options.get("seed", self.defaults.get("seed"))

@@ -134,14 +134,14 @@ class SuffixIndex:
         return text
 
     def learn(self, text: IndexedText, tokens: np.ndarray) -> None:
-        """Append `tokens` (int32) to a text, and index the grams behind which a token is known."""
+        """Append `tokens` (int32) to a text. The next lookup finds what follows its grams."""
         while len(self._texts) > self._max_texts:
             self._drop(next(iter(self._texts.values())))
         if not text.number or not len(tokens):
             return
-        # The last gram of what was there has its next token now.
-        self._fresh.append((text, max(text.end, 1), text.end + len(tokens)))
         end = text.end + len(tokens)
+        # The last gram of what was there has its next token now.
+        self._fresh.append((text, max(text.end, 1), end))
         if end > len(text.ids):
             text.ids = np.concatenate((text.ids[: text.end], np.empty(end, np.int32)))
         text.ids[text.end : end] = tokens
@@ -173,7 +173,7 @@ class SuffixIndex:
             return
         columns = np.array(rows, np.uint64).T
         lengths = columns[0].astype(int)
-        starts, fresh, numbers, *salts = columns[1:].repeat(lengths, 1)
+        starts, firsts, numbers, *salts = columns[1:].repeat(lengths, 1)
         # Hashes of the grams that end behind each token: of 2 tokens, 4, 8 and 16.
         sums, hashes = np.concatenate(parts).astype(np.uint64), []
         for size in (1, 2, 4, 8):
@@ -186,7 +186,7 @@ class SuffixIndex:
         counts = np.arange(1, len(sums) + 1, dtype=np.uint64)
         counts -= (columns[0].cumsum() - columns[0]).repeat(lengths)
         entries = counts + starts
-        new = entries >= fresh
+        new = entries >= firsts
         entries |= numbers
         for size, slots, salt in zip(GRAMS, hashes, salts, strict=True):
             slots ^= salt
@@ -222,7 +222,7 @@ class SuffixIndex:
     def find(
         self, asking: IndexedText, tokens: np.ndarray, length: int
     ) -> tuple[IndexedText, int, int] | None:
-        """Find an earlier continuation of `tokens[:length]`, of the request of the text `own`.
+        """Find an earlier continuation of `tokens[:length]`, of the request of the text `asking`.
         Returns a text, the place there, and the index in `GRAMS` that agreed; None if nothing is
         known."""
         if self._fresh:

@@ -180,7 +180,7 @@ class ServedModel:
         return min(self.model_info.context_length, self.model_info.capacity_tokens)
 
     def loaded(self, name: str) -> ServedModel:
-        """Return this model, the only one. Raises ModelNotFound if `asked` names another."""
+        """Return this model, the only one. Raises ModelNotFound if `name` is another."""
         check_name(self.model_info, name)
         return self
 

@@ -120,7 +120,7 @@ class OwnNumbers:
     """
 
     def __init__(self, limit: int = MAX_NUMBERS) -> None:
-        """Beyond `most` ids, the least recently used ids get new numbers."""
+        """Beyond `limit` ids, the least recently used ids get new numbers."""
         self._limit = limit
         self._last = 0
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()

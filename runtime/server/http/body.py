@@ -214,7 +214,7 @@ def field_suggestion(
 
 
 def nearest(name: str, known: Iterable[str], at_most: int = 1) -> list[str]:
-    """Return the names in `known` most like `given`, best first."""
+    """Return the names in `known` most like `name`, best first."""
     if len(name) > LONGEST:
         return []
     return difflib.get_close_matches(name, list(dict.fromkeys(known)), at_most, cutoff=0.6)
@@ -302,7 +302,7 @@ _Places = npt.NDArray[np.intp]
 
 
 def weight_beyond(raw: bytes | memoryview, limit: int) -> bool:
-    """Return whether the values weigh more than `most`: a number is 1, a string 2."""
+    """Return whether the values weigh more than `limit`: a number is 1, a string 2."""
     text = np.frombuffer(raw, np.uint8)
     marks = {mark: int(np.count_nonzero(text == ord(mark))) for mark in _WEIGHTS}
     quotes = int(np.count_nonzero(text == _QUOTE))
