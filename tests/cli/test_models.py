@@ -130,7 +130,8 @@ def test_models_of_packages(
         result = CliRunner().invoke(app, ["models", "get", near])
         assert result.exit_code == 1 and "did you mean tiny-model?" in result.output
     result = CliRunner().invoke(app, ["models", "get", "xyzzy"])
-    assert result.exit_code == 1 and "smollm2, tiny-model" in result.output
+    assert result.exit_code == 1 and "(there are: smollm2, " in result.output
+    assert ", tiny-model)" in result.output
     (wheel_file,) = wheels.iterdir()
     wheel_file.unlink()
     Path(got).unlink()

