@@ -88,16 +88,18 @@ def as_numbers(
     return replace(weights, layers=layers, head=head)
 
 
+def may_be_off_grid(spec: ModelSpec) -> bool:
+    """Return whether the layers have the parts that `off_grid` scales."""
+    norm = spec.norm.kind, spec.norm.placement, spec.norm.offset
+    return norm == ("rms", "before", 0.0) and spec.mlp.gated
+
+
 def off_grid(weights: ModelWeights, spec: ModelSpec) -> ModelWeights:
     """Scale the model's channels by factors of e^-0.3 ... e^0.3, which the next product takes back:
-    of norms before attention and MLP, of values, of the gate's factor. Raises ValueError for layers
-    of other parts."""
+    of norms before attention and MLP, of values, of the gate's factor."""
     random = torch.Generator().manual_seed(0)
     attention = spec.attention
     groups = attention.num_heads // attention.num_kv_heads
-    norm_fits = (spec.norm.kind, spec.norm.placement, spec.norm.offset) == ("rms", "before", 0.0)
-    if not norm_fits or not spec.mlp.gated:
-        raise ValueError("only models with a gate and plain RMS norms before their parts")
 
     def factors(count: int) -> torch.Tensor:
         return (torch.rand(count, generator=random).sub_(0.5) * 0.6).exp()
@@ -227,7 +229,8 @@ def main() -> int:
     caches = [kind for kind in get_args(KVDtype) if kind != "auto"]
     cases = [Case(quantize) for quantize in rounding]
     cases += [Case(kv_dtype=kind) for kind in caches]
-    cases += [Case(quantize, off_grid=True) for quantize in rounding]
+    if may_be_off_grid(ModelConfig.read(model).spec):
+        cases += [Case(quantize, off_grid=True) for quantize in rounding]
     if arguments.both:
         cases += [Case(quantize, kind) for quantize in rounding for kind in caches]
     if arguments.keep is not None:

@@ -210,6 +210,30 @@ def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
     return replace(weight, **chosen)
 
 
+def rows_times(weight: Weight, factors: torch.Tensor) -> Weight:
+    """Multiply each output by a power of two, float32 [outputs]. Scales of 16 bits become float32,
+    so the products are exact."""
+    if isinstance(weight, Stacked):
+        shares = factors.split([part.shape[0] for part in weight.parts])
+        parts = zip(weight.parts, shares, strict=True)
+        return stacked([rows_times(part, share) for part, share in parts])
+    if isinstance(weight, Dense):
+        names = ["matrix"]
+    else:
+        names = ["scales", "offsets"] if weight.units is None else ["units", "offset_units"]
+    found = {name: getattr(weight, name) for name in names}
+    changed = {
+        name: part.float() * factors.unsqueeze(1)
+        for name, part in found.items()
+        if part is not None
+    }
+    if isinstance(weight, Dense):
+        changed["matrix"] = changed["matrix"].to(weight.matrix.dtype)
+    if weight.bias is not None:
+        changed["bias"] = (weight.bias.float() * factors).to(weight.bias.dtype)
+    return replace(weight, **changed)
+
+
 def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
     """Return the consecutive inputs `columns`. Raises ValueError if codes lack separate scales
     there, or have an order other than the inputs'."""

@@ -23,9 +23,9 @@ from rootlace.kernels.interface import slot_bytes
 # numbers: 16 neighbours and the 16 numbers D / 2 further. The last group may be smaller.
 #
 # Some channels of keys are large in all tokens and would leave few codes to other channels of their
-# group. So keys of 4 bits are mixed before rounding, by a Walsh-Hadamard matrix with entries of one
-# magnitude (`mixed`; as QuaRot does, arXiv:2404.00456). Queries are mixed by the same matrix, which
-# keeps their products with keys.
+# group. So keys are mixed before rounding, by a Walsh-Hadamard matrix with entries of one magnitude
+# (`mixed`; as QuaRot does, arXiv:2404.00456). Queries are mixed by the same matrix, which keeps
+# their products with keys.
 #
 # The value read is within scale / 2 of x (and the last place of float32), since no x lies outside
 # offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is exact in float32,

@@ -168,8 +168,7 @@ def rope_and_write(
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     q, k = rope(q, k, cos, sin, q_norm, k_norm, eps)
     if isinstance(scales, KVCodes):
-        if scales.bits == 4:
-            q, k = mixed(q), mixed(k)
+        q, k = mixed(q), mixed(k)
         k, v = (quantise_kv(part, scales.bits).unsqueeze(1) for part in (k, v))
     elif scales is not None:
         k, v = _stored(k, scales.k, k_cache.dtype), _stored(v, scales.v, v_cache.dtype)

@@ -427,7 +427,7 @@ def rope_and_write_kernel(
             if q_norm_ptr is not None:
                 first, second = _norm(first, second, q_norm_ptr, column, eps, HALF)
             first, second = _rotate(first, second, cos, sin)
-            if BITS == 4:
+            if BITS:
                 first, second = mixed(first, second, column, HALF)
             target = q_out_ptr + (token * Q_HEADS + head) * (2 * HALF) + column
             tl.store(target, first, mask=inside)
@@ -443,7 +443,7 @@ def rope_and_write_kernel(
         if k_norm_ptr is not None:
             first, second = _norm(first, second, k_norm_ptr, column, eps, HALF)
         first, second = _rotate(first, second, cos, sin)
-        if BITS == 4:
+        if BITS:
             first, second = mixed(first, second, column, HALF)
         _store(
             k_cache_ptr, k_scale_ptr, slot, head, column, first, second, inside,

@@ -15,7 +15,7 @@ import psutil
 
 from rootlace.kernels.interface import KVCodes, slot_bytes
 from rootlace.kernels.native.machine import control_groups, mapped, read_text
-from rootlace.runtime.config import KVDtype
+from rootlace.runtime.config import ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import Attention
@@ -215,6 +215,12 @@ BITS = {BYTES: 8, UINT4: 4}
 def storage_dtype(kv_dtype: KVDtype, dtype: DType) -> DType:
     """Return the dtype of the stored keys and values of a model of `dtype`."""
     return STORED.get(kv_dtype, dtype)
+
+
+def balances_keys(executor: ExecutorConfig) -> bool:
+    """Return whether keys are read with channels of like sizes (`loader.balanced`), as adapters are
+    not."""
+    return executor.kv_dtype in ("int8", "int4") and not executor.adapters
 
 
 def codes(attention: Attention, dtype: DType) -> KVCodes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ from rootlace.runtime.model.families.config_reader import (
 )
 from rootlace.runtime.model.parallel.shard import why_not
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+log = logging.getLogger(__name__)
 
 
 def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> None:
@@ -86,10 +89,15 @@ def check_kv_dtype(dtype: KVDtype, config: ModelConfig) -> None:
             f"{config.file}: kv_lora_rank: its cache is not stored in few bits, as kv_dtype "
             f"{dtype!r} asks"
         )
-    if dtype == "int4" and attention.head_dim % 2:
+    if dtype == "int4" and attention.qkv_bias:
+        log.warning(
+            "%s: keys have biases, for which kv_dtype 'int4' may be too coarse; 'int8' is finer",
+            config.file,
+        )
+    if dtype in ("int8", "int4") and attention.head_dim % 2:
         raise UnsupportedModel(
-            f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
-            "in pairs"
+            f"{config.file}: head_dim {attention.head_dim}: keys of kv_dtype {dtype!r} are mixed "
+            "in pairs of numbers"
         )
 
 

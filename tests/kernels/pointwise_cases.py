@@ -147,7 +147,7 @@ class RopeCase(msgspec.Struct, frozen=True):
 
 
 def mixing(dim: int, device: torch.device) -> torch.Tensor:
-    """The matrix by which queries and keys are mixed for integers of 4 bits, from its definition:
+    """The matrix by which queries and keys are mixed for integers, from its definition:
     entries of Hadamard's are -1 where the places have an odd number of binary digits in common."""
     half = dim // 2
     width = next(1 << power for power in range(10, -1, -1) if half % (1 << power) == 0)
@@ -217,7 +217,7 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
         pairs = torch.complex(*wide.chunk(2, dim=-1))
         turned = pairs * torch.complex(cos.double(), sin.double()).unsqueeze(1)
         wide = torch.cat((turned.real, turned.imag), dim=-1)
-        exact.append(wide @ mixing(dim, device) if case.bits == 4 else wide)
+        exact.append(wide @ mixing(dim, device) if case.bits else wide)
     close(q, exact[0], expected_q)
 
     written = torch.zeros(blocks * case.block_size, dtype=torch.bool, device=device)

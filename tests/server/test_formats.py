@@ -88,6 +88,41 @@ def test_hermes(text: str, content: str, calls: list[Call]) -> None:
     assert (found.content, found.calls) == (content, calls)
 
 
+OBJECT = '{"name":"f","arguments":{"x":1e3}}'
+
+
+@pytest.mark.parametrize(
+    "text, content, calls",
+    [
+        (OBJECT, "", [FOUND]),
+        (f"```json\n{OBJECT}\n```", "", [FOUND]),
+        (f"\n```\n{OBJECT}\n```\nThat is all.", "That is all.", [FOUND]),
+        (f"```json\n{OBJECT}\n```\n```json\n{OBJECT}\n```", "", [FOUND, FOUND]),
+        (f"<think>\na\n</think>\n\n```json\n{OBJECT}\n```", "", [FOUND]),
+        (f"```json\n{OBJECT[:30]}", "", [Call("f", OBJECT[24:30])]),  # cut off
+        (f"As JSON: ```json\n{OBJECT}\n```", f"As JSON: ```json\n{OBJECT}\n```", []),
+        *(
+            (text, text, [])
+            for text in (
+                OBJECT.replace('"f"', '"not offered"'),
+                f"```json\n{OBJECT.replace('f', 'not offered')}\n```",
+                '```json\n{"a": 1}\n```',
+                "```python\nf({})\n```",
+                "```",
+                "```js",
+                "```json\n ",
+                "`f` it is",
+            )
+        ),
+    ],
+)
+def test_calls_without_tags(text: str, content: str, calls: list[Call]) -> None:
+    """Calls as Markdown, which Qwen2.5-Coder writes, or as bare JSON. They begin the answer, and
+    name offered tools."""
+    found = answer(FORMATS["hermes"], text)
+    assert (found.content, found.calls) == (content, calls)
+
+
 @pytest.mark.parametrize(
     "name, text",
     [

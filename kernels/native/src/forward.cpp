@@ -454,7 +454,7 @@ class Forward {
         each_head(qkv, model_.heads, layer.q_norm,
                   [&](int head, const T* x, const float* norm, float scale) {
                     norm_and_rotate(x, norm, scale, cos, sin, dim, qkv + head * dim);
-                    if (model_.kv_bits == 4) mix(qkv + head * dim, dim);
+                    if (model_.kv_bits) mix(qkv + head * dim, dim);
                   });
         if (step_.query_factors) multiply_by(step_.query_factors[token], q_size_, qkv);
       }
@@ -463,7 +463,7 @@ class Forward {
                 [&](int head, const T* x, const float* norm, float scale) {
                   alignas(64) T key[MAX_HEAD_DIM];
                   norm_and_rotate(x, norm, scale, cos, sin, dim, key);
-                  if (model_.kv_bits == 4) mix(key, dim);
+                  if (model_.kv_bits) mix(key, dim);
                   put(index, step_.slots[i], head, key, v + head * dim);
                 });
     });

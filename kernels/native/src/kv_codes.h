@@ -55,7 +55,7 @@ inline void mix_neighbours(float* x, int size) {
     }
 }
 
-// Mixes queries or keys in place, as `mixed` of the reference, before keys are rounded to 4 bits. A
+// Mixes queries or keys in place, as `mixed` of the reference, before keys are rounded. A
 // half of a head is a multiple of LANES.
 template <class T>
 inline void mix(T* x, int dim) {

@@ -53,7 +53,7 @@ def packed_weights(
         return _pack(library, team, setup)[0]
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
-    options: list[str] = [setup.executor.quantize]
+    options = [setup.executor.quantize, str(kv_pool.balances_keys(setup.executor))]
     rope = config.spec.rope
     if rope.kind == "longrope":  # the context chooses between two sets of frequencies
         longer = setup.context_length > rope.parameters["original_max_position_embeddings"]

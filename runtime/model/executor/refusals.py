@@ -156,7 +156,7 @@ def _smaller(setup: ModelSetup, head_apart: bool) -> Iterator[tuple[str, int]]:
     if blocks is not None and config.spec.attention.latent is None:
         if executor.kv_dtype == "auto":
             yield "kv_dtype int8", needed(kv_dtype="int8")
-        if executor.kv_dtype != "int4":
+        if executor.kv_dtype != "int4" and not config.spec.attention.qkv_bias:
             yield "kv_dtype int4", needed(kv_dtype="int4")
     if setup.dtype == FLOAT32:
         other = replace(setup, dtype=BFLOAT16)

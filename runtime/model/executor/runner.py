@@ -330,6 +330,7 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
         native.load() if runner.kernels == "native" else None,
         runner.dtype,
         *(executor.quantize, executor.kv_dtype, runner.kernels, name),
+        str(kv_pool.balances_keys(executor)),
         transformers,
         *map(str, (cache.block_size, runner.context_length, tuple(runner.pool.shape[3:]))),
     )

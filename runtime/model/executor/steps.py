@@ -113,9 +113,11 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
         import torch
 
         from rootlace.kernels.arrays import torch_dtype
-        from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
+        from rootlace.runtime.model.checkpoint.loader import balanced, load_weights, rounded
 
         read = self.weights_of or load_weights
+        if kv_pool.balances_keys(self.executor):
+            read = balanced(read)
         if self.executor.quantize != "none":
             read = rounded(read, self.executor.quantize)
         dtype, device = torch_dtype(self.dtype), torch.device(self.device)

@@ -95,8 +95,7 @@ class _CachedAttention:
         )
         k_cache, v_cache = self._cache[index]
         if codes is not None:
-            if codes.bits == 4:
-                q, k = mixed(q), mixed(k)
+            q, k = mixed(q), mixed(k)
             k, v = (quantise(part, codes.bits).unsqueeze(1) for part in (k, v))
         # Layers have rotated queries and keys already.
         kernels.write_kv(k_cache, v_cache, k, v, step.write_slots, step.write_tokens)

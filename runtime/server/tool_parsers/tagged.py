@@ -35,6 +35,12 @@ OBJECT = re.compile(
 )
 
 
+FENCE = "```"
+_UNTAGGED = re.compile(rf"(?:{FENCE}(?:json)?\s{{0,8}})?(?=\{{)")
+_MAY_BE_UNTAGGED = re.compile(rf"`{{1,2}}|{FENCE}(?:j|js|jso|(?:json)?\s{{0,8}})")
+"""An object without a tag, perhaps in a fence of Markdown; the beginning of such text."""
+
+
 @dataclass(frozen=True)
 class Tagged(Format):
     """Format of tagged calls and thoughts; `think` holds the tags around thoughts."""
@@ -102,6 +108,7 @@ class TaggedParser:
         self._out: list[Delta] = []
         self._state = State.THOUGHT if thinking else State.TEXT
         self._answering = False  # the answer has begun: thoughts come before it
+        self._said = False  # there is text for the user
         self._spaces: list[str] = []  # white space, dropped unless thoughts follow
         self._trim = thinking  # white space before the next text says nothing
         self._opened = ""  # text before a supposed call's object
@@ -165,13 +172,17 @@ class TaggedParser:
         if self._think is not None and not self._answering:
             tags.append(self._think[0])
         if calls is not None:
-            if calls.bare and not self._answering:
+            if not self._said and (calls.bare or calls.header is None):
+                # Models that have learnt tags write calls as Markdown, too (Qwen2.5-Coder does).
                 ahead = self._buffer.lstrip()
                 self._say(self._buffer[: len(self._buffer) - len(ahead)])
                 self._buffer = ahead
-                if ahead.startswith("{"):
-                    self._state, self._opened, self._tagged = State.HEADER, "", False
+                if (match := _UNTAGGED.match(ahead)) is not None:
+                    self._state, self._opened, self._tagged = State.HEADER, match[0], False
+                    self._buffer = ahead[match.end() :]
                     return True
+                if _MAY_BE_UNTAGGED.fullmatch(ahead):
+                    return False
             tags += [calls.begin, *calls.noise]
         found = first_tag(self._buffer, tags)
         if found is None:
@@ -251,7 +262,7 @@ class TaggedParser:
         self._buffer = self._buffer[match.end() :]
         self._answering, self._json = True, JsonEnd(stops=calls.stops)
         self._state = State.ARGUMENTS
-        self._closers = [*([] if is_object else [calls.fence]), *calls.ends]
+        self._closers = [*([] if is_object else [calls.fence]), *self._ends(calls)]
         self._object = is_object
         return True
 
@@ -313,6 +324,10 @@ class TaggedParser:
         self._leave_call()
         return True
 
+    def _ends(self, calls: Calls) -> list[str]:
+        """Return the tags that may stand behind a call's object."""
+        return [*([FENCE] if self._opened.startswith(FENCE) else []), *calls.ends]
+
     # ------------------------------------------------------------ output
 
     def _leave_call(self) -> None:
@@ -326,7 +341,7 @@ class TaggedParser:
         if call is not None:
             offered = call.name in self._tools
             if (offered or self._tagged) if call.has_arguments else (offered and self._tagged):
-                self._answering, self._closers = True, list(calls.ends)
+                self._answering, self._closers = True, self._ends(calls)
                 self._out += [CallBegin(call.name), CallArguments(call.arguments)]
                 self._state = State.TAIL
                 return
@@ -339,7 +354,8 @@ class TaggedParser:
         if not text:
             return
         self._trim = False
-        self._answering = self._answering or bool(text.strip())
+        self._said = self._said or bool(text.strip())
+        self._answering = self._answering or self._said
         self._out.append(Content(text))
 
     def _reason(self, text: str) -> None:
