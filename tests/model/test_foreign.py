@@ -311,7 +311,8 @@ def test_a_cache_of_integers(helium: Path) -> None:
         result = runner.run(make_plan([Work(row, params=SCORED, score_from=1)]))
         found.append(result.prompt_scores[0].logprobs)
     eight, four = (np.abs(other - found[0]).mean() for other in found[1:])
-    assert 0 < eight < 0.1 and eight < four < 20 * eight  # steps are 17 times as large
+    # Steps of 4 bits are 17 times as large; errors of a whole nat grow faster.
+    assert 0 < eight < 0.06 and eight < four < 30 * eight
 
 
 def test_weights_must_be_those_of_the_model(helium: Path, tmp_path: Path) -> None:

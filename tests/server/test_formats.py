@@ -123,6 +123,13 @@ def test_calls_without_tags(text: str, content: str, calls: list[Call]) -> None:
     assert (found.content, found.calls) == (content, calls)
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3"])
+def test_json_for_the_user_streams(name: str) -> None:
+    """Text that is no call is given as soon as its first key is known."""
+    parser = FORMATS[name].parser("", TOOLS, True)
+    assert parser.feed('{"answer": "Os') == [Content('{"answer"'), Content(': "Os')]
+
+
 @pytest.mark.parametrize(
     "name, text",
     [

@@ -39,6 +39,9 @@ FENCE = "```"
 _UNTAGGED = re.compile(rf"(?:{FENCE}(?:json)?\s{{0,8}})?(?=\{{)")
 _MAY_BE_UNTAGGED = re.compile(rf"`{{1,2}}|{FENCE}(?:j|js|jso|(?:json)?\s{{0,8}})")
 """An object without a tag, perhaps in a fence of Markdown; the beginning of such text."""
+_FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
+_KEYS = ("name", "arguments", "parameters", "type", "function", "id")
+"""First keys of objects that may be calls; other JSON streams at once."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,10 @@ class TaggedParser:
         assert calls is not None
         head = self._buffer[:HEADER_CHARACTERS]
         if self._begin_call(head):
+            return True
+        if not self._tagged and (first := _FIRST_KEY.match(head)) and first[1] not in _KEYS:
+            self._state, self._buffer = State.TEXT, self._buffer[first.end() :]
+            self._say(self._opened + first[0])
             return True
         ahead = head.lstrip()
         full = len(head) == HEADER_CHARACTERS
