@@ -350,7 +350,8 @@ def schemas_of_tag(source: str) -> list[str]:
 
 def _schemas_of_tag(tag: Any) -> list[Any] | None:
     """Return the schemas of a tag; None if the tag is nested too deeply."""
-    found, stack = [], [(tag, 0)]
+    found: list[Any] = []
+    stack: list[tuple[Any, int]] = [([tag], -1)]  # a malformed tag may be null or a number
     while stack:
         node, depth = stack.pop()
         if depth > MAX_DEPTH:

@@ -219,7 +219,7 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
     resource, content_type = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
     if "Content-Type" not in request.headers:
-        if not request.body_exists or (
+        if (wanted == JSON and not request.body_exists) or (
             request.path.startswith(OLLAMA_PATHS) and not is_browser(request)
         ):
             return

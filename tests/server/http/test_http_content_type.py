@@ -38,10 +38,11 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
         ("/v1/completions", b'{"prompt": "a"}', 415),
         ("/api/generate", b'{"model": "fake", "prompt": "a", "stream": false}', 200),
         ("/flush_cache", b"", 200),
+        ("/v1/files", b"", 415),  # the type says where the parts of a form end
     ],
 )
 async def test_a_body_of_no_type_is_taken_by_the_paths_of_ollama_alone(
     served: Served, path: str, body: bytes, status: int
 ) -> None:
-    """A client that is no browser may send a body without a type; no body needs no type."""
+    """Clients that are no browser may leave the type out. Of empty bodies only a form needs one."""
     assert (await served.post(path, data=body, skip_auto_headers=["Content-Type"])).status == status
