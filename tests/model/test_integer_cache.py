@@ -1,7 +1,7 @@
 """A cache of int8 or int4: the runner with it, on the CPU."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import balanced, load_weights
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv_pool import block_bytes, plan_of_rows, storage_dtype
 from rootlace.runtime.model.options import check_kv_dtype
@@ -150,6 +151,10 @@ def uneven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+def read_balanced(config: ModelConfig, *given: Any) -> ModelWeights:
+    return balanced(load_weights(config, *given), config.spec.attention)
+
+
 def logprobs(runner: ModelRunner) -> np.ndarray:
     ids = np.arange(3, 51, dtype=np.int32)
     samples = [SampleRow(0, SCORED, ids, len(ids))]
@@ -163,7 +168,7 @@ def test_balanced_keys_change_no_score(uneven: Path) -> None:
     config = ExecutorConfig(model=str(uneven), dtype="float32", kernels="reference")
     found = [
         logprobs(ModelRunner.load(config, CacheConfig(SIZE, 16), 64, 4, weights_of=weights_of))
-        for weights_of in (load_weights, balanced(load_weights))
+        for weights_of in (load_weights, read_balanced)
     ]
     assert np.array_equal(*found)
 
@@ -175,7 +180,7 @@ def test_balanced_keys_lose_less(uneven: Path, kv_dtype: KVDtype) -> None:
     dim, bits = config.spec.attention.head_dim, BITS[kv_dtype]
     x = torch.randn((64, 64), generator=torch.Generator().manual_seed(2))
     errors = []
-    for weights_of in (load_weights, balanced(load_weights)):
+    for weights_of in (load_weights, read_balanced):
         layer = weights_of(config, torch.float32, torch.device("cpu"), None).layers[0]
         assert isinstance(layer.qkv, Dense)
         inputs = x if layer.input_norm is None else x * layer.input_norm

@@ -115,13 +115,19 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
         from rootlace.kernels.arrays import torch_dtype
         from rootlace.runtime.model.checkpoint.loader import balanced, load_weights, rounded
 
-        read = self.weights_of or load_weights
-        if kv_pool.balances_keys(self.executor):
-            read = balanced(read)
+        source = self.weights_of or load_weights
+
+        def read(config: ModelConfig, *given: Any) -> ModelWeights:
+            weights = source(config, *given)
+            if kv_pool.balances_keys(self.executor):
+                weights = balanced(weights, config.spec.attention)
+            return weights
+
+        weights_of: LoadWeights = read
         if self.executor.quantize != "none":
-            read = rounded(read, self.executor.quantize)
+            weights_of = rounded(read, self.executor.quantize)
         dtype, device = torch_dtype(self.dtype), torch.device(self.device)
-        return read(self.config, dtype, device, self.progress)
+        return weights_of(self.config, dtype, device, self.progress)
 
 
 # Steps --------------------------------------------------------------------------------------------
