@@ -139,8 +139,7 @@ class RopeAndWrite(Protocol):
     `KVScales` (stored: value / scale, rounded to nearest, saturated at 448), or the format of
     `KVCodes`. Write i goes to slot `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token
     i (M = T). With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq,
-    D]. With integer keys, the queries are mixed as the keys are
-    (`reference/kv_cache.py`).
+    D]. With integer keys, the queries are mixed as the keys are (`reference/kv_cache.py`).
     """
 
     def __call__(

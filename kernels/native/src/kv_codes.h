@@ -55,8 +55,8 @@ inline void mix_neighbours(float* x, int size) {
     }
 }
 
-// Mixes queries or keys in place, as `mixed` of the reference, before keys are rounded. A
-// half of a head is a multiple of LANES.
+// Mixes queries or keys in place, as `mixed` of the reference, before keys are rounded. A half of
+// a head is a multiple of LANES.
 template <class T>
 inline void mix(T* x, int dim) {
   alignas(64) float head[MAX_HEAD_DIM];
